@@ -1,0 +1,49 @@
+# Every target works from a fresh clone: the first one to run makes .venv, later ones find it ready.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.installed
+
+# Threads torch may use, the same on every machine unless the environment says otherwise.
+export OMP_NUM_THREADS ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test slow check format bench demo clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## create .venv and install the package with everything needed to work on it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: $(READY)  ## run the tests, without the slow ones
+	$(BIN)/python -m pytest
+
+slow: $(READY)  ## run the slow tests
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)  ## lint, formatting, types, import order; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## rewrite files: sort imports, fix lint where safe, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+demo: $(READY)  ## see a memory learn
+	$(BIN)/atlas-memory demo
+
+clean:  ## remove .venv, caches and build products
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

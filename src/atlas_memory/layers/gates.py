@@ -1,0 +1,86 @@
+"""What every token decides: retention α, momentum θ, step η, and the window's γ, each from the token's own input.
+
+Shapes: B batch, T tokens, H heads, W window; gate values (B, T, H), the window's (B, T, H, W).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from atlas_memory.ops.optimizers import Gates
+from atlas_memory.spec import MemorySpec
+
+# A hard gate is a sigmoid stretched by this much on both sides and clamped: exact 0 and 1 lie at finite logits, and
+# the slope inside is not zero. 0.1 puts them at logits of ±2.4.
+STRETCH = 0.1
+
+# Where gates start. Retention: a head that keeps α = 1 − f halves its memory in ln 2/f tokens; the first head starts at
+# 7 thousand tokens and the last at 70 thousand, so that facts survive a long document before anything is learned, and
+# heads differ. Momentum: θ = 0.5 averages two tokens; more would make every write overshoot before the steps are
+# learned. Step: half of the error at the delta rule's scale. Under Muon every step has the same size, however small
+# the error: η̄ = Σ η over an interval starts at 0.5. Window: a token's own gradient counts fully, older ones little,
+# since each was already written when it was new.
+FORGETTING = (1e-4, 1e-5)
+MOMENTUM = 0.5
+STEP = 0.5
+WINDOW = (0.9, 0.1)
+
+
+class TokenGates(nn.Module):
+    """x (B, T, dim) → Gates of a spec."""
+
+    def __init__(self, spec: MemorySpec, dim: int, heads: int) -> None:
+        super().__init__()
+        self.spec, self.heads = spec, heads
+        starts = _starting_values(spec, heads)
+        self.names = list(starts)
+        self.widths = [start.shape[1] for start in starts.values()]
+        self.projection = nn.Linear(dim, heads * sum(self.widths)) if starts else None
+        if self.projection is not None:
+            nn.init.normal_(self.projection.weight, std=0.02)
+            logits = torch.cat([_logit(start, spec.gates) for start in starts.values()], dim=1)
+            with torch.no_grad():
+                self.projection.bias.copy_(logits.flatten())
+
+    def forward(self, x: Tensor) -> Gates:
+        if self.projection is None:
+            return Gates()
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        logits = self.projection(x).to(dtype).unflatten(-1, (self.heads, -1))
+        values = dict(zip(self.names, _open(logits, self.spec.gates).split(self.widths, dim=-1), strict=True))
+        gates = {name: value if name == "window" else value[..., 0] for name, value in values.items()}
+        if "momentum" in gates:
+            gates["momentum"] = gates["momentum"] * self.spec.largest_momentum
+        if self.spec.tie_retention:  # forget in proportion to what is written: where η = 0, α = 1
+            gates["retention"] = 1 - gates["step"] * (1 - gates["retention"])
+        return Gates(**gates)
+
+
+def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
+    """{gate: (H, width)}, in the order of the logits. Gates that a spec holds constant are absent."""
+    values: dict[str, Tensor] = {}
+    if spec.retention == "learned":
+        forgetting = torch.logspace(*(math.log10(f) for f in FORGETTING), heads, dtype=torch.float64)
+        values["retention"] = 1 - forgetting[:, None]
+    if spec.carries_momentum:
+        values["momentum"] = torch.full((heads, 1), MOMENTUM, dtype=torch.float64)
+    if spec.step == "learned":
+        step = STEP / spec.interval if spec.optimizer == "muon" else STEP
+        values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
+    if spec.window > 1:
+        own, older = WINDOW
+        values["window"] = torch.tensor([own] + [older] * (spec.window - 1), dtype=torch.float64).expand(heads, -1)
+    return values
+
+
+def _open(logits: Tensor, kind: str) -> Tensor:
+    smooth = torch.sigmoid(logits)
+    return smooth if kind == "smooth" else (smooth * (1 + 2 * STRETCH) - STRETCH).clamp(0, 1)
+
+
+def _logit(value: Tensor, kind: str) -> Tensor:
+    """The logit at which a gate has this value."""
+    return torch.logit(value if kind == "smooth" else (value + STRETCH) / (1 + 2 * STRETCH))

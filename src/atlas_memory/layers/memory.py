@@ -1,0 +1,252 @@
+"""Memory: a sequence layer that learns while it reads.
+
+x ─► q, k, v projection ─► short causal convolution ─► normalise q, k ─► memorize ─► norm ─► output gate ─► projection
+x ─► gates ───────────────────────────────────────────────┘
+
+Shapes: B batch, T tokens, H heads, D key width, V value width, K convolution width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlas_memory.layers.gates import TokenGates
+from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
+from atlas_memory.ops.features import taylor_coefficients
+from atlas_memory.ops.packing import Packing, take_rows
+from atlas_memory.ops.stability import cap, normalise, root_mean_square_norm
+from atlas_memory.spec import MemorySpec, presets
+
+# Rows of x and values beyond these norms are scaled down to them, so that no finite input can overflow what follows.
+# Normalised inputs are many orders of magnitude below: for them both are the identity.
+LARGEST_INPUT = 1e6
+LARGEST_VALUE = 1e4
+
+# Initial weights of layers that see more features than this are products of two thin factors.
+WIDEST_FULL_INITIAL = 128
+
+
+class Memory(nn.Module):
+    """A neural long-term memory as a token mixer: (B, T, dim) → (B, T, dim), and a state of constant size.
+
+    preset: a name of `presets.names()`; any field of MemorySpec can be overridden by keyword. spec: given instead of a
+    preset. convolution: width of the causal convolution, 1 for none. initial_rank: of the initial weights of layers
+    that see wide features.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 4,
+        preset: str = "atlas",
+        *,
+        spec: MemorySpec | None = None,
+        convolution: int = 4,
+        initial_rank: int = 16,
+        **overrides: Any,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("dim", dim),
+            ("heads", heads),
+            ("convolution", convolution),
+            ("initial_rank", initial_rank),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        self.spec = presets.make(preset, **overrides) if spec is None else spec.replace(**overrides)
+        self.dim, self.heads, self.convolution = dim, heads, convolution
+        key_width, value_width = self.spec.key_width, self.spec.value_width
+        self.widths = [heads * key_width, heads * key_width, heads * value_width]
+        self.tokens = nn.Linear(dim, sum(self.widths), bias=False)
+        self.mixing = nn.Parameter(_identity_convolution(sum(self.widths), convolution)) if convolution > 1 else None
+        self.gates = TokenGates(self.spec, dim, heads)
+        self.coefficients: nn.Parameter | None = None
+        if self.spec.feature == "polynomial":
+            self.coefficients = nn.Parameter(torch.tensor(taylor_coefficients(self.spec.degree)))
+        self.initial = InitialWeights(self.spec, heads, initial_rank)
+        self.norm = nn.Parameter(torch.ones(heads, value_width))
+        self.output_gate = nn.Linear(dim, heads * value_width, bias=False)
+        self.output = nn.Linear(heads * value_width, dim, bias=False)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, heads={self.heads}, spec={self.spec}"
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MemoryState | None = None,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        monitors: Monitors | None = None,
+        recompute: bool | None = None,
+        check_finite: bool | None = None,
+    ) -> tuple[Tensor, MemoryState]:
+        """Read x (B, T, dim) and answer every token: (B, T, dim), and the state to go on from.
+
+        state: of an earlier call; split anywhere, the numbers are those of one call. mask (B, T): nonzero at real
+        tokens; padding may stand left or right. cu_seqlens (N + 1,): x is one row of N packed sequences; the state has
+        a row for each. monitors: filled on request. recompute: see `memorize`. check_finite: reject NaN and infinities;
+        None: on the CPU.
+        """
+
+        def operator(*arguments: Any, **options: Any) -> tuple[Tensor, MemoryState]:
+            return memorize(*arguments, recompute=recompute, monitors=monitors, **options)
+
+        return self._read(operator, x, state, mask, cu_seqlens, check_finite)
+
+    def reference(
+        self,
+        x: Tensor,
+        state: MemoryState | None = None,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        check_finite: bool | None = None,
+    ) -> tuple[Tensor, MemoryState]:
+        """As `forward`, by the slow definition."""
+        return self._read(memorize_reference, x, state, mask, cu_seqlens, check_finite)
+
+    def recall(self, x: Tensor, state: MemoryState, *, check_finite: bool | None = None) -> Tensor:
+        """Ask without writing: every token of x (B, T, dim) reads the state as it is. (B, T, dim)."""
+        self._check_input(x, check_finite)
+        if not isinstance(state, MemoryState):
+            raise ValueError(f"state must be a MemoryState, got {type(state).__name__}.")
+        state.check(self.spec, x.shape[0], {})
+        x = cap(x, LARGEST_INPUT)
+        queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)))
+        answers = recall(self.spec, queries, state, coefficients=self._unit_coefficients())
+        return self._output(answers, x)
+
+    def _read(
+        self,
+        operator: Callable[..., tuple[Tensor, MemoryState]],
+        x: Tensor,
+        state: MemoryState | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | Sequence[int] | None,
+        check_finite: bool | None,
+    ) -> tuple[Tensor, MemoryState]:
+        self._check_input(x, check_finite)
+        packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
+        if state is not None:
+            if not isinstance(state, MemoryState):
+                raise ValueError(f"state must be a MemoryState or None, got {type(state).__name__}.")
+            state.check(self.spec, packing.rows, {})
+        x = cap(packing.unpack(x), LARGEST_INPUT)
+        tail = self._tail(state, x)
+        raw = self.tokens(x)
+        queries, keys, values = self._split(self._convolve(raw, tail))
+        answers, after = operator(
+            self.spec,
+            queries,
+            keys,
+            values,
+            self.gates(x),
+            self.initial() if state is None else None,
+            state=state,
+            coefficients=self._unit_coefficients(),
+            lengths=packing.lengths,
+            check_finite=False,
+        )
+        after = after.updated(self._new_tail(raw, tail, packing.lengths))
+        return packing.pack(self._output(answers, x)), after
+
+    def _check_input(self, x: Tensor, check_finite: bool | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must have shape (batch, tokens, {self.dim}), got {tuple(x.shape)}.")
+        weight = self.tokens.weight
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, the layer on {weight.device}.")
+        if not x.is_floating_point() or (x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)):
+            raise ValueError(f"x must be {weight.dtype} like the layer's parameters, got {x.dtype}.")
+        eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if (eager_cpu if check_finite is None else check_finite) and not bool(torch.isfinite(x).all()):
+            raise ValueError("x holds NaN or infinite numbers; only finite ones are accepted.")
+
+    def _tail(self, state: MemoryState | None, x: Tensor) -> Tensor:
+        """The convolution's inputs before the first token (B, K − 1, channels)."""
+        if state is None or self.convolution == 1:
+            return x.new_zeros(x.shape[0], self.convolution - 1, sum(self.widths))
+        tail = state.tensors.get("conv.tail")
+        if tail is None or tail.shape[1:] != (self.convolution - 1, sum(self.widths)):
+            shape = None if tail is None else tuple(tail.shape[1:])
+            raise ValueError(
+                f"state has conv.tail of shape {shape} per row; this layer has {self.convolution - 1, sum(self.widths)}."
+            )
+        return tail.to(x.dtype)
+
+    def _new_tail(self, raw: Tensor, tail: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+        if self.convolution == 1:
+            return {}
+        both = torch.cat([tail.to(raw.dtype), raw], dim=1)
+        new = take_rows(both, lengths, self.convolution - 1)
+        return {"conv.tail": new if new.dtype == torch.float64 else new.float()}
+
+    def _convolve(self, raw: Tensor, tail: Tensor) -> Tensor:
+        """Causal depthwise convolution (B, T, channels), then SiLU."""
+        if self.mixing is not None:
+            both = torch.cat([tail.to(raw.dtype), raw], dim=1).mT
+            raw = F.conv1d(both, self.mixing.to(raw.dtype), groups=both.shape[1]).mT
+        return F.silu(raw)
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (B, T, H, D), normalised, and values (B, T, H, V), in the working precision."""
+        dtype = torch.float64 if mixed.dtype == torch.float64 else torch.float32
+        queries, keys, values = (
+            part.unflatten(-1, (self.heads, -1)) for part in mixed.to(dtype).split(self.widths, -1)
+        )
+        return normalise(queries), normalise(keys), cap(values, LARGEST_VALUE)
+
+    def _unit_coefficients(self) -> Tensor | None:
+        """The polynomial's coefficients, scaled so that φ of a unit vector is a unit vector."""
+        return None if self.coefficients is None else normalise(self.coefficients)
+
+    def _output(self, answers: Tensor, x: Tensor) -> Tensor:
+        normed = root_mean_square_norm(answers, self.norm.to(answers.dtype)).flatten(-2)
+        gate = F.silu(self.output_gate(x))
+        return self.output(normed.to(gate.dtype) * gate)
+
+
+class InitialWeights(nn.Module):
+    """The weights a memory starts reading with: {site: (H, out, in)}, slow parameters like any other.
+
+    A matrix memory starts empty, as published. Deep ones start as random networks that give hidden units unit variance;
+    where the features are wide, as the product of two thin factors, which costs thousands of parameters, not millions.
+    """
+
+    def __init__(self, spec: MemorySpec, heads: int, rank: int) -> None:
+        super().__init__()
+        self.spec, self.heads = spec, heads
+        self.full = nn.ParameterDict()
+        self.left, self.right = nn.ParameterDict(), nn.ParameterDict()
+        if spec.network == "matrix":
+            return
+        for site, (rows, columns) in spec.site_shapes().items():
+            if site == "down":  # hidden activations have unit norm, the prediction about half of it
+                self.full[site] = nn.Parameter(torch.randn(heads, rows, columns) * (0.5 / math.sqrt(rows)))
+            elif columns <= WIDEST_FULL_INITIAL:
+                self.full[site] = nn.Parameter(torch.randn(heads, rows, columns))
+            else:
+                self.left[site] = nn.Parameter(torch.randn(heads, rows, rank))
+                self.right[site] = nn.Parameter(torch.randn(heads, rank, columns) / math.sqrt(rank))
+
+    def forward(self) -> dict[str, Tensor] | None:
+        if self.spec.network == "matrix":
+            return None
+        products = {site: left @ self.right[site] for site, left in self.left.items()}
+        return {site: products[site] if site in products else self.full[site] for site in self.spec.site_shapes()}
+
+
+def _identity_convolution(channels: int, width: int) -> Tensor:
+    """(channels, 1, K): mostly the token itself, and a little of its neighbours."""
+    weight = torch.randn(channels, 1, width) * 0.1
+    weight[..., -1] += 1
+    return weight

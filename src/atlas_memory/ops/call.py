@@ -1,0 +1,147 @@
+"""The one signature of the operator, checked before anything is computed.
+
+Shapes: B rows, T tokens, H heads, D key width, V value width, W window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.features import Feature, feature_map
+from atlas_memory.ops.optimizers import Gates
+from atlas_memory.ops.state import MemoryState, fresh_state
+from atlas_memory.spec import MemorySpec
+
+
+class Call(NamedTuple):
+    """The arguments of one call, in the working precision: float32, or float64 if the keys are."""
+
+    spec: MemorySpec
+    feature: Feature
+    queries: Tensor  # (B, T, H, D)
+    keys: Tensor  # (B, T, H, D)
+    values: Tensor  # (B, T, H, V)
+    gates: Gates  # (B, T, H), window (B, T, H, W)
+    state: MemoryState
+    lengths: tuple[int, ...]  # real tokens per row
+
+
+def prepare(
+    spec: MemorySpec,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gates: Gates,
+    initial: Mapping[str, Tensor] | None,
+    state: MemoryState | None,
+    coefficients: Tensor | None,
+    lengths: Sequence[int] | None,
+    check_finite: bool | None,
+) -> Call:
+    """Check every argument, promote to the working precision, and make the fresh state where none is given."""
+    dtype = torch.float64 if keys.dtype == torch.float64 else torch.float32
+    _check_tokens(spec, queries, keys, values)
+    _check_gates(spec, gates, keys)
+    batch, tokens, heads = keys.shape[:3]
+    lengths = tuple(lengths) if lengths is not None else (tokens,) * batch
+    if len(lengths) != batch or any(not 0 <= n <= tokens for n in lengths):
+        raise ValueError(f"lengths={lengths} must hold {batch} numbers between 0 and {tokens}.")
+    _check_coefficients(spec, coefficients)
+    gates = Gates(*(None if gate is None else gate.to(dtype) for gate in gates))
+    if spec.limiter and gates.momentum is not None:
+        gates = gates._replace(momentum=gates.momentum.clamp_max(spec.largest_momentum))
+    weights = _initial_weights(spec, initial, state, keys, heads, dtype)
+    names = [name for name in Gates._fields if getattr(gates, name) is not None]
+    fresh = fresh_state(spec, weights, batch, names)
+    if state is None:
+        state = fresh
+    else:
+        state.check(spec, batch, fresh.tensors)
+        working = {name: state.tensors[name].to(dtype) for name in fresh.tensors}
+        state = MemoryState(spec, working, state.position)
+    if check_finite if check_finite is not None else _eager_cpu(keys):
+        _check_finite({"queries": queries, "keys": keys, "values": values, **_named_gates(gates)})
+    feature = feature_map(spec, coefficients)
+    return Call(spec, feature, queries.to(dtype), keys.to(dtype), values.to(dtype), gates, state, lengths)
+
+
+def _eager_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_tokens(spec: MemorySpec, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+    for name, tensor, width in (
+        ("keys", keys, spec.key_width),
+        ("queries", queries, spec.key_width),
+        ("values", values, spec.value_width),
+    ):
+        if tensor.ndim != 4 or tensor.shape[-1] != width:
+            raise ValueError(f"{name} must have shape (batch, tokens, heads, {width}), got {tuple(tensor.shape)}.")
+        if tensor.shape[:3] != keys.shape[:3]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but keys have {tuple(keys.shape)}.")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
+        if tensor.device != keys.device:
+            raise ValueError(f"{name} are on {tensor.device}, but keys on {keys.device}.")
+
+
+def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
+    if (gates.momentum is not None) != spec.carries_momentum:
+        needed = "needs" if spec.carries_momentum else "takes no"
+        raise ValueError(f"optimizer={spec.optimizer!r} {needed} gates.momentum.")
+    for name, gate in gates._asdict().items():
+        if gate is None:
+            continue
+        shape = (*keys.shape[:3], spec.window) if name == "window" else tuple(keys.shape[:3])
+        if tuple(gate.shape) != shape:
+            raise ValueError(f"gates.{name} must have shape {shape}, got {tuple(gate.shape)}.")
+        if gate.device != keys.device or not gate.is_floating_point():
+            raise ValueError(
+                f"gates.{name} must be floating point on {keys.device}, got {gate.dtype} on {gate.device}."
+            )
+
+
+def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None) -> None:
+    if coefficients is None:
+        return
+    if spec.feature != "polynomial":
+        raise ValueError(f"coefficients are for feature='polynomial', not {spec.feature!r}.")
+    if tuple(coefficients.shape) != (spec.degree + 1,):
+        raise ValueError(f"coefficients must have shape ({spec.degree + 1},), got {tuple(coefficients.shape)}.")
+
+
+def _initial_weights(
+    spec: MemorySpec,
+    initial: Mapping[str, Tensor] | None,
+    state: MemoryState | None,
+    keys: Tensor,
+    heads: int,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """The initial weights a fresh state starts from; zeros of the right shapes where a state replaces them."""
+    shapes = {site: (heads, *shape) for site, shape in spec.site_shapes().items()}
+    if initial is None:
+        if state is None and spec.network != "matrix":
+            raise ValueError(f"initial must give the weights {shapes} of a deep memory, or state must.")
+        return {site: keys.new_zeros(shape, dtype=dtype) for site, shape in shapes.items()}
+    for site, shape in shapes.items():
+        given = tuple(initial[site].shape) if site in initial else None
+        if given != shape:
+            raise ValueError(f"initial[{site!r}] must have shape {shape}, got {given}.")
+        if initial[site].device != keys.device:
+            raise ValueError(f"initial[{site!r}] is on {initial[site].device}, but keys on {keys.device}.")
+    return {site: initial[site].to(dtype) for site in shapes}
+
+
+def _named_gates(gates: Gates) -> dict[str, Tensor]:
+    return {f"gates.{name}": gate for name, gate in gates._asdict().items() if gate is not None}
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} holds NaN or infinite numbers; only finite ones are accepted.")

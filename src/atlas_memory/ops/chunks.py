@@ -1,0 +1,213 @@
+"""Tokens → chunks. Each row's own chunk grid, laid side by side, so that the engine sees whole chunks only.
+
+A row's sequence in one call is: its open chunk (from the state), then the new tokens. Rows are shifted until all grids
+start at column 0. Shapes: B batch, L aligned tokens, H heads, R = B·H rows, S chunks of C tokens, N = C + W − 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.call import Call
+from atlas_memory.ops.optimizers import Gates
+from atlas_memory.ops.packing import last_rows, take_rows
+from atlas_memory.ops.state import MemoryState
+from atlas_memory.spec import MemorySpec
+
+# Chunks whose kernels and coefficients are held at once: enough to fill the machine, bounded however long the call is.
+CHUNKS_AT_ONCE = 64
+
+
+class Aligned(NamedTuple):
+    """The tokens of a call on their chunk grids."""
+
+    queries: Tensor  # (B, L, H, D), zero where a token was answered in an earlier call
+    keys: Tensor  # (B, W − 1 + L, H, D): the window before the grid, then the tokens
+    values: Tensor  # (B, W − 1 + L, H, V)
+    gates: Gates  # (B, L, H), as given
+    reaching: Gates  # the same, with γ = 0 where the window would reach before the first token
+    starts: tuple[int, ...]  # tokens each row had read where its grid starts
+    fills: tuple[int, ...]  # tokens of the open chunk
+    totals: tuple[int, ...]  # open and new tokens
+
+
+def align(call: Call) -> Aligned:
+    spec, state = call.spec, call.state
+    fills = state.fill
+    totals = tuple(fill + length for fill, length in zip(fills, call.lengths, strict=True))
+    longest = max(totals, default=0)
+    starts = tuple(position - fill for position, fill in zip(state.position, fills, strict=True))
+
+    def joined(name: str, new: Tensor) -> Tensor:
+        if max(fills, default=0) == 0:
+            return take_rows(new, [0] * len(fills), longest)
+        opened = state.tensors.get(f"open.{name}")
+        if opened is None:  # queries: answered already
+            opened = new.new_zeros(new.shape[0], spec.chunk - 1, *new.shape[2:])
+        both = torch.cat([opened, new], dim=1)
+        return take_rows(both, [spec.chunk - 1 - fill for fill in fills], longest)
+
+    gates = Gates(*(None if g is None else joined(name, g) for name, g in call.gates._asdict().items()))
+    keys = torch.cat([state.tensors["window.keys"], joined("keys", call.keys)], dim=1)
+    values = torch.cat([state.tensors["window.values"], joined("values", call.values)], dim=1)
+    reaching = _without_missing_window(spec, gates, keys, starts)
+    return Aligned(joined("queries", call.queries), keys, values, gates, reaching, starts, fills, totals)
+
+
+def _without_missing_window(spec: MemorySpec, gates: Gates, keys: Tensor, starts: tuple[int, ...]) -> Gates:
+    """γ_tj = 0 where token t − j lies before the sequence's first token."""
+    if spec.window == 1 or min(starts, default=0) >= spec.window - 1:
+        return gates
+    tokens = keys.shape[1] - spec.window + 1
+    places = torch.arange(tokens)[None, :] + torch.tensor(starts)[:, None]
+    exists = (torch.arange(spec.window) <= places[..., None]).to(keys)[:, :, None]  # (B, L, 1, W)
+    window = exists.expand(-1, -1, keys.shape[2], -1) if gates.window is None else gates.window * exists
+    return gates._replace(window=window)
+
+
+def state_after(call: Call, aligned: Aligned, fast: dict[str, Tensor]) -> MemoryState:
+    """The state after the call. `fast`: weights, momentum and pending steps at each row's last anchor."""
+    spec, state = call.spec, call.state
+    size = spec.anchor_chunk
+    position = [before + length for before, length in zip(state.position, call.lengths, strict=True)]
+    anchors = [total - total % size for total in aligned.totals]  # columns
+    tensors = dict(fast)
+    known = [min(start + anchor, spec.window - 1) for start, anchor in zip(aligned.starts, anchors, strict=True)]
+    ends = [spec.window - 1 + anchor for anchor in anchors]
+    tensors["window.keys"] = last_rows(aligned.keys, ends, spec.window - 1, known)
+    tensors["window.values"] = last_rows(aligned.values, ends, spec.window - 1, known)
+    opened = {name: buffer.shape[1] for name, buffer in state.group("open").items()}
+    if opened:
+        fills = [total - anchor for total, anchor in zip(aligned.totals, anchors, strict=True)]
+        sources = {"keys": aligned.keys[:, spec.window - 1 :], "values": aligned.values[:, spec.window - 1 :]}
+        sources |= {name: gate for name, gate in aligned.gates._asdict().items() if gate is not None}
+        for name, slots in opened.items():
+            tensors[f"open.{name}"] = last_rows(sources[name], aligned.totals, slots, fills)
+    return state.updated(tensors, position)
+
+
+class Chunk(NamedTuple):
+    """One chunk, rows flattened; or all chunks of a stretch, stacked (S, ...)."""
+
+    queries: Tensor  # (R, C, D)
+    keys: Tensor  # (R, N, D)
+    values: Tensor  # (R, N, V)
+    gates: Gates  # (R, C)
+
+
+class Schedule(NamedTuple):
+    """What the host knows of one chunk: which token it is folded at, which rows go on, and which are retracted."""
+
+    place: int  # of the chunk's first token in the sequence, modulo the spec's own period
+    last: Tensor | int | None  # None: no row is folded
+    alive: Tensor | None  # (R, 1, 1) bool; None: all rows
+    retracted: Tensor | bool  # (R, 1, 1) bool where rows differ
+
+
+def chunk_size(spec: MemorySpec) -> int:
+    """Tokens the engine takes at once. Exact solves have one unknown per token and window place: keep them small."""
+    if not (spec.exact and spec.objective == "regression"):
+        return spec.chunk
+    fitting = max(1, 64 // spec.window)
+    return max(size for size in range(1, min(fitting, spec.chunk) + 1) if spec.chunk % size == 0)
+
+
+def stretches(spec: MemorySpec, aligned: Aligned) -> list[tuple[int, int]]:
+    """Column ranges to work on one after the other. Retracted exact memories break at their chunk grid."""
+    longest = max(aligned.totals, default=0)
+    first = 0
+    if spec.exact and spec.retracts:
+        first = min(-aligned.starts[0] % spec.chunk, longest)
+    size = chunk_size(spec) * CHUNKS_AT_ONCE
+    bounds = sorted({0, first, *range(first + size, longest, size), longest})
+    return list(itertools.pairwise(bounds))
+
+
+def stack_chunks(spec: MemorySpec, aligned: Aligned, begin: int, end: int) -> tuple[Chunk, int]:
+    """The chunks of columns begin … end, stacked, and their size C. A short single chunk is not padded."""
+    tokens = end - begin
+    size = min(chunk_size(spec), tokens)
+    count = -(-tokens // size)
+    padding = count * size - tokens
+
+    def stacked(x: Tensor, history: int = 0) -> Tensor:
+        """(B, ..., H, ...) → (S, R, history + C, ...)."""
+        x = x[:, begin : end + history]
+        if padding:
+            x = torch.cat([x, x.new_zeros(x.shape[0], padding, *x.shape[2:])], dim=1)
+        if history:
+            x = x.unfold(1, size + history, size).movedim(-1, 2)  # (B, S, N, H, ...)
+        else:
+            x = x.unflatten(1, (count, size))
+        return x.movedim(0, 1).movedim(3, 2).flatten(1, 2)
+
+    gates = Gates(*(None if gate is None else stacked(gate) for gate in aligned.reaching))
+    history = spec.window - 1
+    return Chunk(
+        stacked(aligned.queries), stacked(aligned.keys, history), stacked(aligned.values, history), gates
+    ), size
+
+
+def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device: torch.device, heads: int) -> Schedule:
+    """The schedule of the chunk of `size` tokens at `column`."""
+    present = [min(max(total - column, 0), size) for total in aligned.totals]
+    folded = [n > 0 if spec.exact else n == spec.chunk for n in present]
+    ends = [start + column + n for start, n in zip(aligned.starts, present, strict=True)]
+    retracted = [f and spec.retracts and end % spec.chunk == 0 for f, end in zip(folded, ends, strict=True)]
+
+    def per_row(values: list[Any]) -> Tensor:
+        return torch.tensor(values, device=device).repeat_interleave(heads)
+
+    def flags(values: list[bool]) -> Tensor:
+        return per_row(values)[:, None, None]
+
+    last: Tensor | int | None = None
+    if any(folded):
+        same = len(set(present)) == 1
+        last = present[0] - 1 if same or not spec.exact else per_row([max(n - 1, 0) for n in present])
+        last = size - 1 if not spec.exact else last
+    return Schedule(
+        aligned.starts[0] + column,
+        last,
+        None if all(folded) or not any(folded) else flags(folded),
+        retracted[0] if len(set(retracted)) == 1 else flags(retracted),
+    )
+
+
+def update_points(spec: MemorySpec, place: int, size: int) -> list[int]:
+    """Muon's update points among `size` tokens from `place`: position ≡ r − 1 (mod r) from the sequence's own start."""
+    return list(range((spec.interval - 1 - place) % spec.interval, size, spec.interval))
+
+
+def phase(spec: MemorySpec, start: int) -> int:
+    """What rows must share to be worked on together: where their grid lies on the schedules that do not divide it."""
+    if spec.optimizer == "muon" and (spec.exact or spec.chunk % spec.interval):
+        return start % spec.interval
+    return start % spec.chunk if spec.exact and spec.retracts else 0
+
+
+Tree = TypeVar("Tree")
+
+
+def unstack(tree: Any, count: int) -> list[Any]:
+    """Named tuples of tensors stacked (S, ...) → S named tuples of tensors."""
+    if tree is None:
+        return [None] * count
+    if isinstance(tree, Tensor):
+        return list(tree.unbind(0))
+    columns = [unstack(leaf, count) for leaf in tree]
+    return [type(tree)(*leaves) for leaves in zip(*columns, strict=True)]
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply to every tensor of nested named tuples."""
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return type(tree)(*(map_tensors(leaf, function) for leaf in tree))

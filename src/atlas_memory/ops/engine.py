@@ -1,0 +1,364 @@
+"""memorize: chunk-parallel evaluation of any spec.
+
+Outside the loop, for many chunks at once: what depends on no state (coefficients, kernels of keys and queries and, for
+exact matrix memories, the triangular inverse). Inside it, per chunk: the keys read the anchor and give the factors of
+their gradients, in closed form; the queries read the anchor and the factors; the factors are folded into the next
+anchor. No token's weights are built, and nothing is done token by token.
+
+Shapes: B batch, T tokens, H heads, R = B·H rows, S chunks of C tokens, N = C + W − 1 tokens whose gradients a chunk
+uses, Q queries, D key width, V value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from atlas_memory.ops.call import Call, prepare
+from atlas_memory.ops.chunks import (
+    Chunk,
+    Schedule,
+    align,
+    phase,
+    schedule,
+    stack_chunks,
+    state_after,
+    stretches,
+    unstack,
+    update_points,
+)
+from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors
+from atlas_memory.ops.features import Feature
+from atlas_memory.ops.monitors import Monitors, Record, mean_write, surprise_of
+from atlas_memory.ops.networks import Factors, Network, memory_network
+from atlas_memory.ops.optimizers import Coefficients, Gates, linear_coefficients, muon_coefficients
+from atlas_memory.ops.packing import take_rows
+from atlas_memory.ops.sites import Dense, FastWeights, Linear, Muon
+from atlas_memory.ops.stability import (
+    bound_gradient,
+    retraction_factor,
+    shrink_factor,
+    squared_norm_bound,
+    surprise_weighted,
+    write_limit,
+)
+from atlas_memory.ops.state import MemoryState
+from atlas_memory.spec import MemorySpec
+
+
+def memorize(
+    spec: MemorySpec,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gates: Gates = Gates(),  # noqa: B008
+    initial: Mapping[str, Tensor] | None = None,
+    *,
+    state: MemoryState | None = None,
+    coefficients: Tensor | None = None,
+    lengths: Sequence[int] | None = None,
+    check_finite: bool | None = None,
+    recompute: bool | None = None,
+    monitors: Monitors | None = None,
+) -> tuple[Tensor, MemoryState]:
+    """Read tokens into a memory, and answer each token's query right after it was written.
+
+    queries, keys (B, T, H, key width) and values (B, T, H, value width); gates (B, T, H), the window's (B, T, H, W).
+    initial: {site: (H, out, in)}, the weights before the first token (a matrix memory may start from zero). state: go
+    on from here instead. coefficients (degree + 1,): of a polynomial. lengths: real tokens per row, the rest being
+    right padding. check_finite: reject NaN and infinities; None: on the CPU. recompute: save memory in training by
+    running every chunk again in the backward pass; None: where Muon builds many weights per chunk. monitors: filled
+    with what happened inside.
+
+    Returns the answers (B, T, H, value width), zero at padding, and the state after the last token. Works in float32,
+    or in float64 if the keys are; differentiable with respect to every tensor, the state's included.
+    """
+    with torch.autocast(keys.device.type, enabled=False):
+        call = prepare(spec, queries, keys, values, gates, initial, state, coefficients, lengths, check_finite)
+        if recompute is None:
+            recompute = spec.optimizer == "muon" and 4 * spec.interval <= spec.chunk
+        return _run(call, recompute, monitors)
+
+
+def recall(spec: MemorySpec, queries: Tensor, state: MemoryState, *, coefficients: Tensor | None = None) -> Tensor:
+    """Read without writing: every query (B, T, H, key width) at the state after the last token. (B, T, H, V)."""
+    with torch.autocast(queries.device.type, enabled=False):
+        call = prepare(spec, *_no_tokens(spec, queries, state), None, state, coefficients, None, None)
+        now = _weights_now(call)
+        flat = queries.to(call.keys.dtype).movedim(2, 1).flatten(0, 1)
+        answers = memory_network(spec).forward(Dense(now.weights), call.feature.expand(flat), flat)
+        return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
+
+
+def _no_tokens(spec: MemorySpec, queries: Tensor, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, Gates]:
+    """Arguments of a call that reads nothing, with the gates the state was made with."""
+    gate = queries.new_zeros(queries.shape[0], 0, queries.shape[2])
+    keys, values = (
+        gate[..., None].expand(-1, -1, -1, spec.key_width),
+        gate[..., None].expand(-1, -1, -1, spec.value_width),
+    )
+    present: dict[str, Tensor] = {name: gate for name in Gates._fields[:3] if f"open.{name}" in state.tensors}
+    if "open.window" in state.tensors:
+        present["window"] = gate[..., None].expand(-1, -1, -1, spec.window)
+    if spec.carries_momentum:
+        present["momentum"] = gate
+    return keys, keys, values, Gates(**present)
+
+
+class Model(NamedTuple):
+    spec: MemorySpec
+    network: Network
+    feature: Feature
+
+
+class Prepared(NamedTuple):
+    """One chunk, with what depends on no state; or many, stacked (S, ...)."""
+
+    chunk: Chunk
+    coefficients: Coefficients | None  # None: known only inside the loop
+    feature_kernel: Tensor  # (R, Q, N): of queries and keys
+    gram: Tensor | None  # (R, N, N): absolute kernel of keys; for the limiter
+    impulses: ImpulseChunk | None  # exact solves
+
+
+def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
+    """Rows whose grids lie alike on all schedules are run together: as a rule, all of them."""
+    positions = zip(call.state.position, call.state.fill, strict=True)
+    phases = [phase(call.spec, position - fill) for position, fill in positions]
+    if len(set(phases)) <= 1:
+        return _run_together(call, recompute, monitors)
+    groups = [[row for row, value in enumerate(phases) if value == chosen] for chosen in sorted(set(phases))]
+    watchers = [None if monitors is None else Monitors() for _ in groups]
+    parts = [
+        _run_together(_rows_of(call, group), recompute, watcher)
+        for group, watcher in zip(groups, watchers, strict=True)
+    ]
+    order = [row for group in groups for row in group]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    if monitors is not None:
+        monitors.join([watcher for watcher in watchers if watcher is not None], back)
+        monitors.mean_write = mean_write(call.gates, call.lengths, call.keys)
+    return torch.cat([outputs for outputs, _ in parts])[back], MemoryState.cat([s for _, s in parts]).select(back)
+
+
+def _rows_of(call: Call, rows: list[int]) -> Call:
+    gates = Gates(*(None if gate is None else gate[rows] for gate in call.gates))
+    tokens = call.queries[rows], call.keys[rows], call.values[rows]
+    lengths = tuple(call.lengths[row] for row in rows)
+    return Call(call.spec, call.feature, *tokens, gates, call.state.select(rows), lengths)
+
+
+def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
+    spec, model = call.spec, Model(call.spec, memory_network(call.spec), call.feature)
+    batch, tokens, heads = call.keys.shape[:3]
+    aligned = align(call)
+    pieces = stretches(spec, aligned)
+    step = _recomputed_step if recompute and torch.is_grad_enabled() else _step
+    carried = _fast_weights(call.state)
+    answers: list[Tensor] = []
+    for begin, end in pieces:
+        chunks, size = stack_chunks(spec, aligned, begin, end)
+        # where all is one chunk, as in decoding, the tokens of earlier calls need no answer
+        skipped = min(aligned.fills) if len(pieces) == 1 and chunks.keys.shape[0] == 1 else 0
+        for number, prepared in enumerate(_prepare_chunks(model, chunks, size, skipped)):
+            plan = schedule(spec, aligned, begin + number * size, size, call.keys.device, heads)
+            outputs, carried, record = step(model, carried, prepared, plan, monitors is not None)
+            answers.append(outputs)
+            if monitors is not None and record is not None:
+                monitors.add(record)
+        answers[-1] = answers[-1][:, : answers[-1].shape[1] - (-(end - begin) % size)]
+
+    def unaligned(x: Tensor) -> Tensor:
+        """(R, L, ...) → (B, T, H, ...), the new tokens of each row."""
+        x = x.unflatten(0, (batch, heads)).movedim(1, 2)
+        starts = [fill - (max(aligned.totals) - x.shape[1]) for fill in aligned.fills]
+        return take_rows(x, starts, tokens, call.lengths)
+
+    if monitors is not None:
+        monitors.finish(call, carried, unaligned)
+    y = torch.cat(answers, dim=1) if answers else call.values.new_zeros(batch * heads, 0, spec.value_width)
+    return unaligned(y), state_after(call, aligned, _state_tensors(carried, batch))
+
+
+def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> list[Prepared]:
+    """Everything that depends on no state, for all chunks at once."""
+    spec, feature = model.spec, model.feature
+    chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
+    if spec.exact and spec.objective == "regression":
+        keys, values = (x.unfold(-2, spec.window, 1).mT.flip(-2) for x in (chunks.keys, chunks.values))
+        decayed = spec.gradient_at == "decayed"
+        impulses = impulse_chunk(feature, keys, values, chunks.gates, decayed, spec.limits_writes)
+        kernel = feature.kernel(chunks.queries, keys.flatten(-3, -2))
+        stacked = Prepared(chunks, impulses.coefficients, kernel, None, impulses)
+    else:
+        known = spec.optimizer != "muon" and spec.surprise_retention is None
+        coefficients = _linear(chunks, size) if known else None
+        gram = feature.kernel(chunks.keys, chunks.keys).abs() if spec.limits_writes else None
+        stacked = Prepared(chunks, coefficients, feature.kernel(chunks.queries, chunks.keys), gram, None)
+    return unstack(stacked, chunks.keys.shape[0])
+
+
+def _linear(chunk: Chunk, size: int) -> Coefficients:
+    return linear_coefficients(chunk.gates, chunk.keys[..., -size:, :], chunk.keys.shape[-2])
+
+
+def _step(
+    model: Model, anchor: FastWeights, prepared: Prepared, plan: Schedule, monitor: bool
+) -> tuple[Tensor, FastWeights, Record | None]:
+    """One chunk: answers (R, Q, V), and the weights its end leaves behind."""
+    update, record = _update(model, anchor, prepared, plan.place, monitor)
+    queries = prepared.chunk.queries
+    outputs = model.network.forward(update, model.feature.expand(queries), queries)
+    if plan.last is None:
+        return outputs, anchor, record
+    after = update.fold(plan.last)
+    if plan.alive is not None:
+        after = _choose(plan.alive, after, anchor)
+    if plan.retracted is not False:
+        after, factors = _retract(model.spec, after, plan.retracted)
+        record = None if record is None else record._replace(retraction=factors)
+    return outputs, after, record
+
+
+def _recomputed_step(*arguments: Any) -> tuple[Tensor, FastWeights, Record | None]:
+    result: tuple[Tensor, FastWeights, Record | None] = checkpoint(
+        _step, *arguments, use_reentrant=False, preserve_rng_state=False
+    )
+    return result
+
+
+def _update(
+    model: Model, anchor: FastWeights, prepared: Prepared, place: int, monitor: bool
+) -> tuple[Linear | Muon, Record | None]:
+    """The chunk's gradients at the anchor, and what the optimizer makes of them."""
+    spec, chunk, impulses = model.spec, prepared.chunk, prepared.impulses
+    if impulses is not None:
+        errors = impulse_errors(impulses, anchor.weights["down"], anchor.momentum.get("down"))
+        solved = {"down": Factors(impulses.inputs, errors)}
+        update = Linear(anchor, solved, impulses.coefficients, {}, {"down": prepared.feature_kernel})
+        return update, Record.of_impulses(impulses, errors, spec.window) if monitor else None
+    size = chunk.keys.shape[1] - spec.window + 1
+    factors = _factors(model, anchor, chunk, size)
+    surprise = surprise_of(factors) if monitor or spec.surprise_retention or spec.write_cap else None
+    record = None
+    if monitor and surprise is not None:
+        record = Record.of_factors(factors, surprise, chunk.gates, size)
+    gates = chunk.gates
+    if surprise is not None and spec.surprise_retention is not None and gates.retention is not None:
+        weighted = surprise_weighted(gates.retention, surprise[:, -size:], spec.surprise_retention)
+        gates = gates._replace(retention=weighted)
+        chunk = chunk._replace(gates=gates)
+    if surprise is not None and spec.write_cap is not None:
+        factor = shrink_factor(surprise, spec.write_cap)[..., None]
+        factors = {site: f._replace(deltas=f.deltas * factor) for site, f in factors.items()}
+    if spec.optimizer == "muon":
+        assert anchor.pending is not None
+        points = update_points(spec, place, size)
+        rows = muon_coefficients(gates, anchor.pending, points, chunk.keys[:, -size:], chunk.keys.shape[1])
+        return Muon(anchor, factors, rows, points, spec.newton_schulz_steps), record
+    coefficients = prepared.coefficients if prepared.coefficients is not None else _linear(chunk, size)
+    limits = _limits(model, anchor, factors, coefficients, prepared.gram)
+    record = None if record is None else record._replace(limits=limits)
+    kernels = dict.fromkeys(spec.feature_sites, prepared.feature_kernel)
+    return Linear(anchor, factors, coefficients, limits, kernels), record
+
+
+def _factors(model: Model, anchor: FastWeights, chunk: Chunk, size: int) -> dict[str, Factors]:
+    """(input, δ) of every token in the loss, at the anchor: closed form."""
+    spec = model.spec
+    decay = None
+    if spec.gradient_at == "decayed" and chunk.gates.retention is not None:
+        left = chunk.gates.retention.cumprod(-1)
+        before = left[:, :1].expand(-1, chunk.keys.shape[1] - size)
+        decay = torch.cat([before, left], dim=1)[..., None]
+
+    def error(prediction: Tensor) -> Tensor:
+        return -chunk.values if spec.objective == "dot" else prediction - chunk.values
+
+    reader = Dense(anchor.weights, decay)
+    _, factors = model.network.factors(reader, model.feature.expand(chunk.keys), chunk.keys, error)
+    return {site: factors[site] for site in spec.fast}
+
+
+def _limits(
+    model: Model,
+    anchor: FastWeights,
+    factors: Mapping[str, Factors],
+    coefficients: Coefficients,
+    feature_gram: Tensor | None,
+) -> dict[str, Tensor]:
+    """ℓ_t (R, C) of every fast layer."""
+    if feature_gram is None:
+        return {}
+    step, limits, curvature = coefficients.steps(), {}, None
+    for site, (inputs, _, sensitivity) in factors.items():
+        gram = feature_gram if site in model.spec.feature_sites else torch.bmm(inputs, inputs.mT).abs()
+        if sensitivity is not None:
+            gram = gram * sensitivity[:, :, None] * sensitivity[:, None, :]
+        if site != "down" and curvature is None:
+            curvature = model.network.curvature * squared_norm_bound(anchor.weights["down"])
+        limits[site] = write_limit(step, gram, None if site == "down" else curvature)
+    return limits
+
+
+def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:
+    """Fast weights and momentum drawn back into their ball; the factors (R, 1, 1) by name."""
+    factors: dict[str, Tensor] = {}
+
+    def back(name: str, x: Tensor) -> Tensor:
+        factor = retraction_factor(x, spec.retraction or 0)
+        factors[name] = factor if where is True else torch.where(torch.as_tensor(where), factor, 1)
+        return bound_gradient(x * factors[name])
+
+    fast = spec.fast
+    weights = {site: back(f"weights.{site}", x) if site in fast else x for site, x in now.weights.items()}
+    momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}
+    return FastWeights(weights, momentum, now.pending), factors
+
+
+def _choose(condition: Tensor, first: FastWeights, second: FastWeights) -> FastWeights:
+    """Row by row, first where the condition (R, 1, 1) holds, else second."""
+    pending = None
+    if first.pending is not None and second.pending is not None:
+        pending = torch.where(condition[:, 0, 0], first.pending, second.pending)
+    return FastWeights(
+        {site: torch.where(condition, x, second.weights[site]) for site, x in first.weights.items()},
+        {site: torch.where(condition, x, second.momentum[site]) for site, x in first.momentum.items()},
+        pending,
+    )
+
+
+def _weights_now(call: Call) -> FastWeights:
+    """The weights after the last token: the anchor and the open chunk."""
+    aligned, anchor = align(call), _fast_weights(call.state)
+    if not any(aligned.fills):
+        return anchor
+    model = Model(call.spec, memory_network(call.spec), call.feature)
+    chunks, size = stack_chunks(call.spec, aligned, 0, max(aligned.fills))
+    (prepared,) = _prepare_chunks(model, chunks, size, skipped=size)
+    heads, device = call.keys.shape[2], call.keys.device
+    last = torch.tensor([max(fill - 1, 0) for fill in aligned.fills], device=device).repeat_interleave(heads)
+    alive = torch.tensor([fill > 0 for fill in aligned.fills], device=device).repeat_interleave(heads)
+    update, _ = _update(model, anchor, prepared, aligned.starts[0], monitor=False)
+    return _choose(alive[:, None, None], update.fold(last), anchor)
+
+
+def _fast_weights(state: MemoryState) -> FastWeights:
+    """(B, H, ...) → (R, ...)."""
+    weights = {site: x.flatten(0, 1) for site, x in state.group("weights").items()}
+    momentum = {site: x.flatten(0, 1) for site, x in state.group("momentum").items()}
+    pending = state.tensors.get("pending")
+    return FastWeights(weights, momentum, None if pending is None else pending.flatten(0, 1))
+
+
+def _state_tensors(now: FastWeights, batch: int) -> dict[str, Tensor]:
+    """(R, ...) → (B, H, ...)."""
+    tensors = {f"weights.{site}": x for site, x in now.weights.items()}
+    tensors |= {f"momentum.{site}": x for site, x in now.momentum.items()}
+    if now.pending is not None:
+        tensors["pending"] = now.pending
+    return {name: x.unflatten(0, (batch, -1)) for name, x in tensors.items()}

@@ -1,0 +1,117 @@
+"""Matrix memories under the regression objective, without staleness: every gradient at the previous token's state.
+
+Inside a chunk the error of impulse (t, j), token t − j seen in the window of t, is linear in all earlier ones:
+
+    E_tj = d_t (a_{t−1} W x − σ_{t−1} S x − Σ_{s<t, l} P_{t−1,s} ω_sl (x · x_sl) E_sl) − v,      x = φ(k_{t−j})
+
+with ω = ℓηγ and d_t = 1, or α_t for gradients at the decayed state. That is a unit triangular system of C·W unknowns;
+its inverse depends on no state, so it is taken for all chunks at once. What remains in the loop is as for linear
+attention, with the impulses in the place of tokens.
+
+Shapes: (..., C, W, D) impulses of a chunk; I = C·W of them, flattened; R rows, S chunks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.features import Feature
+from atlas_memory.ops.optimizers import Coefficients, Gates, anchor_decay, decay_matrix
+from atlas_memory.ops.stability import shrink_factor
+
+
+class ImpulseChunk(NamedTuple):
+    """What a chunk needs of its tokens. errors = weight_keys Wᵀ − momentum_keys Sᵀ − targets."""
+
+    inputs: Tensor  # φ(k) (..., I, F)
+    weight_keys: Tensor  # (..., I, F)
+    momentum_keys: Tensor | None  # (..., I, F)
+    targets: Tensor  # (..., I, V)
+    coefficients: Coefficients  # over impulses: writes and gathers are (..., C, I)
+    window_gates: Tensor  # γ (..., C, W); for the monitors, like
+    limits: Tensor | None  # ℓ (..., C), which is already inside the coefficients
+
+
+def impulse_chunk(
+    feature: Feature, keys: Tensor, values: Tensor, gates: Gates, decayed: bool, limiter: bool
+) -> ImpulseChunk:
+    """keys (..., C, W, D), values (..., C, W, V): windows of every token, offset 0 first; gates (..., C)."""
+    tokens, width = keys.shape[-3:-1]
+    like = keys[..., 0, :]
+    gamma = torch.ones_like(keys[..., 0]) if gates.window is None else gates.window
+    omega = gamma
+    if gates.step is not None:
+        omega = omega * gates.step[..., None]
+    limits = _window_limit(feature, keys, omega, gates.momentum) if limiter else None
+    if limits is not None:
+        omega = omega * limits[..., None]
+    decay = decay_matrix(gates.retention, like)
+    weight = anchor_decay(gates.retention, decay, like)
+    crossing = momentum = gathers = None
+    impulse_decay = decay
+    if gates.momentum is not None:
+        momentum_decay = decay_matrix(gates.momentum, like)
+        momentum = anchor_decay(gates.momentum, momentum_decay, like)
+        crossing = (decay @ momentum[..., None])[..., 0]
+        impulse_decay = decay @ momentum_decay
+        gathers = (momentum_decay[..., None] * omega[..., None, :, :]).flatten(-2)
+    writes = (impulse_decay[..., None] * omega[..., None, :, :]).flatten(-2)  # (..., C, I)
+
+    scale = gates.retention if decayed else None
+    inverse = _inverse(feature, keys.flatten(-3, -2), _before(writes), scale, width)
+    inputs = feature.expand(keys.flatten(-3, -2))
+
+    def solved(row_scale: Tensor) -> Tensor:
+        shifted = row_scale if scale is None else row_scale * scale
+        return inverse @ (shifted.repeat_interleave(width, -1)[..., None] * inputs)
+
+    return ImpulseChunk(
+        inputs,
+        solved(_before(weight[..., None], first=1.0)[..., 0]),
+        None if crossing is None else solved(_before(crossing[..., None])[..., 0]),
+        inverse @ values.flatten(-3, -2),
+        Coefficients(weight, crossing, momentum, writes, gathers),
+        gamma,
+        limits,
+    )
+
+
+def impulse_errors(chunk: ImpulseChunk, weight: Tensor, momentum: Tensor | None) -> Tensor:
+    """E (R, I, V) at the state the chunk starts from: weight (R, V, F)."""
+    errors = torch.baddbmm(chunk.targets, chunk.weight_keys, weight.mT, beta=-1)
+    if chunk.momentum_keys is not None and momentum is not None:
+        errors = torch.baddbmm(errors, chunk.momentum_keys, momentum.mT, alpha=-1)
+    return errors
+
+
+def _before(rows: Tensor, first: float = 0.0) -> Tensor:
+    """Row t − 1 in the place of row t (..., C, X)."""
+    return torch.cat([torch.full_like(rows[..., :1, :], first), rows[..., :-1, :]], dim=-2)
+
+
+def _inverse(feature: Feature, keys: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
+    """(I + L)⁻¹ with L the influence of earlier impulses: zero on and above the block diagonal of each token."""
+    influence = earlier if scale is None else earlier * scale[..., None]
+    system = influence.repeat_interleave(width, -2) * feature.kernel(keys, keys)
+    identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+    return torch.linalg.solve_triangular(system + identity, identity.expand_as(system), upper=False, unitriangular=True)
+
+
+def _window_limit(feature: Feature, keys: Tensor, omega: Tensor, momentum: Tensor | None) -> Tensor:
+    """The write limiter of a single token's step (docs/method.md §9 with a chunk of one). Returns ℓ (..., C)."""
+    if keys.shape[-2] == 1:
+        row_sums = (_self_kernel(feature, keys[..., 0, :]) * omega[..., 0])[..., None]
+    else:
+        gram = feature.kernel(keys, keys).abs()  # (..., C, W, W)
+        row_sums = (gram @ omega[..., None])[..., 0] * (omega > 0)
+    bound = row_sums.amax(-1)
+    if momentum is not None:
+        bound = bound * (1 + momentum)
+    return shrink_factor(bound, 1.0)
+
+
+def _self_kernel(feature: Feature, x: Tensor) -> Tensor:
+    return feature.kernel(x[..., None, :], x[..., None, :])[..., 0, 0]

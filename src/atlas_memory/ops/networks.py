@@ -1,0 +1,161 @@
+"""The memory networks: matrix W z (eq. 45), MLP z + W1 σ(W2 z) (eq. 42), gated MLP z + W1 (σ(W2 z) ⊙ W3 z) (eq. 43).
+
+Written once, over a reader that knows what holds the weights:
+
+    reader.read(site, x)    x (..., in) → x Wᵀ (..., out)
+    reader.back(site, δ)    δ (..., out) → δ W (..., in)
+
+Sites: "up" and "gate" see the features z, "down" writes the prediction. Hidden activations are scaled to unit norm, so
+that a step in (0, 1) means the same for every layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atlas_memory.spec import MemorySpec
+
+# E[GELU(u)²] for unit-variance u, and the largest slope of GELU.
+_GELU_POWER = 0.425
+_GELU_SLOPE = 1.1290
+
+
+class Reader(Protocol):
+    def read(self, site: str, x: Tensor) -> Tensor: ...
+
+    def back(self, site: str, delta: Tensor) -> Tensor: ...
+
+
+class Factors(NamedTuple):
+    """A token's gradient of one layer is δ ⊗ input. Sensitivity: how strongly a change of this layer's output moves the
+    prediction, beyond what `curvature_site` and `curvature_scale` say (see the write limiter)."""
+
+    inputs: Tensor  # (..., in)
+    deltas: Tensor  # (..., out)
+    sensitivity: Tensor | None = None  # (...)
+
+
+class Network(NamedTuple):
+    """forward(reader, z, raw) → prediction; factors(reader, z, raw, error) → prediction, {site: Factors}.
+
+    `error` maps a prediction to the gradient of the objective with respect to it. `curvature` is the factor that the
+    layers above "up" and "gate" add to the write limiter's bound, besides ‖W_down‖².
+    """
+
+    forward: Callable[[Reader, Tensor, Tensor], Tensor]
+    factors: Callable[[Reader, Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Factors]]]
+    curvature: float
+
+
+def memory_network(spec: MemorySpec) -> Network:
+    activation = _ACTIVATIONS[spec.activation]
+    scale = activation.scale(spec.hidden_width)
+    residual = bool(spec.residual)
+    return _BUILDERS[spec.network](activation, scale, residual)
+
+
+def _matrix(activation: Activation, scale: float, residual: bool) -> Network:
+    def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
+        return reader.read("down", z)
+
+    def factors(
+        reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, Factors]]:
+        prediction = forward(reader, z, raw)
+        return prediction, {"down": Factors(z, error(prediction))}
+
+    return Network(forward, factors, curvature=0.0)
+
+
+def _mlp(activation: Activation, scale: float, residual: bool) -> Network:
+    def head(reader: Reader, hidden: Tensor, raw: Tensor) -> Tensor:
+        prediction = reader.read("down", hidden)
+        return prediction + raw if residual else prediction
+
+    def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
+        return head(reader, activation.value(reader.read("up", z)) * scale, raw)
+
+    def factors(
+        reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, Factors]]:
+        value, slope = activation.value_and_slope(reader.read("up", z))
+        hidden = value * scale
+        prediction = head(reader, hidden, raw)
+        deltas = error(prediction)
+        hidden_deltas = reader.back("down", deltas) * slope * scale
+        return prediction, {"up": Factors(z, hidden_deltas), "down": Factors(hidden, deltas)}
+
+    return Network(forward, factors, curvature=(scale * activation.largest_slope) ** 2)
+
+
+def _gated_mlp(activation: Activation, scale: float, residual: bool) -> Network:
+    def head(reader: Reader, hidden: Tensor, raw: Tensor) -> Tensor:
+        prediction = reader.read("down", hidden)
+        return prediction + raw if residual else prediction
+
+    def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
+        hidden = activation.value(reader.read("gate", z)) * reader.read("up", z)
+        return head(reader, hidden * scale, raw)
+
+    def factors(
+        reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, Factors]]:
+        value, slope = activation.value_and_slope(reader.read("gate", z))
+        up = reader.read("up", z)
+        hidden = value * up * scale
+        prediction = head(reader, hidden, raw)
+        deltas = error(prediction)
+        hidden_deltas = reader.back("down", deltas) * scale
+        gate_slope = slope * up
+        return prediction, {
+            "gate": Factors(z, hidden_deltas * gate_slope, gate_slope.abs().amax(-1)),
+            "up": Factors(z, hidden_deltas * value, value.abs().amax(-1)),
+            "down": Factors(hidden, deltas),
+        }
+
+    return Network(forward, factors, curvature=scale**2)
+
+
+class Activation(NamedTuple):
+    value: Callable[[Tensor], Tensor]
+    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
+    largest_slope: float
+    scale: Callable[[int], float]  # hidden width → factor to unit norm
+
+
+class _GeluAndSlope(torch.autograd.Function):
+    """GELU(u) and its derivative, sharing what their gradients need."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        slope = torch.ops.aten.gelu_backward(torch.ones_like(u), u)
+        ctx.save_for_backward(u, slope)
+        return F.gelu(u), slope
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        u, slope = ctx.saved_tensors
+        value_gradient, slope_gradient = gradients
+        square = u.square()
+        # σ'' = (2 − u²) φ(u), φ the normal density
+        bend = torch.exp(square * -0.5) * (2 - square) * (1 / math.sqrt(2 * math.pi))
+        return torch.addcmul(value_gradient * slope, slope_gradient, bend)
+
+
+def _gelu_and_slope(u: Tensor) -> tuple[Tensor, Tensor]:
+    value, slope = _GeluAndSlope.apply(u)  # type: ignore[no-untyped-call]
+    return value, slope
+
+
+_ACTIVATIONS = {
+    "gelu": Activation(F.gelu, _gelu_and_slope, _GELU_SLOPE, lambda width: 1 / math.sqrt(_GELU_POWER * width)),
+    # The linear limit, in which reductions to known models are exact: no scale to undo.
+    "identity": Activation(lambda u: u, lambda u: (u, torch.ones_like(u)), 1.0, lambda width: 1.0),
+}
+_BUILDERS = {"matrix": _matrix, "mlp": _mlp, "gated_mlp": _gated_mlp}

@@ -1,0 +1,113 @@
+"""Rows of different lengths, positions and paddings → one layout: right-padded rows with a length each.
+
+Lengths and positions are host integers: they decide shapes and schedules, and no device is ever asked for them in the
+middle of the work. Shapes: B rows, T tokens; x (B, T, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Lengths = Sequence[int]
+
+
+def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = None) -> Tensor:
+    """Row r of the answer is x[r, starts[r] : starts[r] + size] (B, size, ...); zero outside of x.
+
+    With `lengths`, only the first lengths[r] places of row r are kept, the rest is zero.
+    """
+    total = x.shape[1]
+    if lengths is None:
+        lengths = [size] * len(starts)
+    if len(set(starts)) == 1 and set(lengths) == {size} and starts[0] >= 0 and starts[0] + size <= total:
+        return x.narrow(1, starts[0], size)
+    if size == 0 or total == 0:
+        return x.new_zeros(x.shape[0], size, *x.shape[2:])
+    places = torch.arange(size)
+    source = places + torch.tensor(starts)[:, None]
+    valid = (source >= 0) & (source < total) & (places < torch.tensor(lengths)[:, None])
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
+    taken = x[rows, source.clamp(0, total - 1).to(x.device)]
+    keep = valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2))
+    return torch.where(keep, taken, 0)
+
+
+def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
+    """The last lengths[r] ≤ size places of row r before ends[r], right-aligned in (B, size, ...), zeros before."""
+    starts = [end - size for end in ends]
+    taken = take_rows(x, starts, size)
+    if min(lengths, default=size) >= size:
+        return taken
+    valid = torch.arange(size) >= size - torch.tensor(lengths)[:, None]
+    return torch.where(valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2)), taken, 0)
+
+
+class Packing:
+    """How the tokens a caller gave lie in rows: `unpack` before the work, `pack` after it."""
+
+    def __init__(self, batch: int, tokens: int, mask: Tensor | None, cu_seqlens: Tensor | Lengths | None) -> None:
+        if mask is not None and cu_seqlens is not None:
+            raise ValueError("mask and cu_seqlens exclude each other: give the padding or the packing, not both.")
+        self.batch, self.tokens = batch, tokens
+        self.bounds: list[int] | None = None
+        self.starts, self.lengths = [0] * batch, [tokens] * batch
+        if cu_seqlens is not None:
+            self.bounds = _checked_bounds(cu_seqlens, batch, tokens)
+            self.starts = self.bounds[:-1]
+            self.lengths = [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
+        elif mask is not None:
+            self.starts, self.lengths = _checked_mask(mask, batch, tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the rows are already right-padded rows of full length."""
+        return self.bounds is None and all(n == self.tokens for n in self.lengths)
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(B, T, ...) → (rows, longest, ...)."""
+        if self.plain:
+            return x
+        if self.bounds is not None:
+            x = x.expand(self.rows, *x.shape[1:])
+        return take_rows(x, self.starts, max(self.lengths, default=0), self.lengths)
+
+    def pack(self, y: Tensor) -> Tensor:
+        """(rows, longest, ...) → (B, T, ...), zero at padding."""
+        if self.plain:
+            return y
+        if self.bounds is not None:
+            return torch.cat([y[r, :n] for r, n in enumerate(self.lengths)])[None]
+        return take_rows(y, [-start for start in self.starts], self.tokens)
+
+
+def _checked_bounds(cu_seqlens: Tensor | Lengths, batch: int, tokens: int) -> list[int]:
+    bounds = [int(n) for n in (cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)]
+    if batch != 1:
+        raise ValueError(f"cu_seqlens needs one row that holds all sequences, got a batch of {batch}.")
+    if (
+        len(bounds) < 2
+        or bounds[0] != 0
+        or bounds[-1] != tokens
+        or any(a > b for a, b in zip(bounds, bounds[1:], strict=False))
+    ):
+        raise ValueError(f"cu_seqlens={bounds} must rise from 0 to the number of tokens, {tokens}.")
+    return bounds
+
+
+def _checked_mask(mask: Tensor, batch: int, tokens: int) -> tuple[list[int], list[int]]:
+    if tuple(mask.shape) != (batch, tokens):
+        raise ValueError(f"mask must have shape (batch, tokens) = ({batch}, {tokens}), got {tuple(mask.shape)}.")
+    real = mask.detach().to("cpu") != 0
+    lengths = real.sum(-1).tolist()
+    starts = [int(row.to(torch.uint8).argmax()) if n else 0 for row, n in zip(real, lengths, strict=True)]
+    for r, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+        if not bool(real[r, start : start + n].all()):
+            raise ValueError(f"mask row {r} has padding between real tokens; only left and right padding is accepted.")
+    return starts, lengths

@@ -1,0 +1,181 @@
+"""What holds a fast layer, seen by keys and by queries.
+
+    Dense     plain weights; keys read the anchor through it, each at its own decay
+    Linear    queries read a·xWᵀ − σ·xSᵀ − ℓ (P ⊙ κ(x, x_k)) δ          gd, momentum
+    Muon      queries read the weights of the last update point before them
+
+`fold` gives the weights a chunk leaves behind. Shapes: R rows (batch × heads), C tokens of the chunk, N tokens whose
+gradients it uses, Q queries (the chunk's last Q tokens), K update points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.networks import Factors
+from atlas_memory.ops.newton_schulz import newton_schulz
+from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
+
+
+class FastWeights(NamedTuple):
+    """The part of a state that one chunk hands to the next, rows flattened."""
+
+    weights: dict[str, Tensor]  # {site: (R, out, in)}
+    momentum: dict[str, Tensor]  # {fast site: (R, out, in)}; empty under gd
+    pending: Tensor | None = None  # (R,); Muon only
+
+
+class Dense:
+    """Plain weights {site: (R, out, in)}, optionally scaled per token: `decay` (R, N, 1)."""
+
+    def __init__(self, weights: Mapping[str, Tensor], decay: Tensor | None = None) -> None:
+        self.weights, self.decay = weights, decay
+
+    def read(self, site: str, x: Tensor) -> Tensor:
+        return self._decayed(x @ self.weights[site].mT)
+
+    def back(self, site: str, delta: Tensor) -> Tensor:
+        return self._decayed(delta @ self.weights[site])
+
+    def _decayed(self, x: Tensor) -> Tensor:
+        return x if self.decay is None else x * self.decay
+
+
+class Linear:
+    """A chunk of gradient descent, with or without momentum. No token's weights are ever built."""
+
+    def __init__(
+        self,
+        anchor: FastWeights,
+        factors: Mapping[str, Factors],
+        coefficients: Coefficients,
+        limits: Mapping[str, Tensor],
+        kernels: Mapping[str, Tensor],
+    ) -> None:
+        """factors: of the fast sites. limits: {site: ℓ (R, C)}, empty where the limiter is off. kernels: {site:
+        κ(queries, keys) (R, Q, N)} of the sites that see features; at the others it is the inner product."""
+        self.anchor, self.factors, self.coefficients, self.limits = anchor, factors, coefficients, limits
+        self.kernels = kernels
+
+    def read(self, site: str, x: Tensor) -> Tensor:
+        weight = self.anchor.weights[site]
+        result = torch.bmm(x, weight.mT)
+        if site not in self.factors:  # a layer that does not learn while reading
+            return result
+        rows = slice(self.coefficients.weight.shape[1] - x.shape[1], None)
+        result = result * self.coefficients.weight[:, rows, None]
+        if self.coefficients.crossing is not None:
+            carried = torch.bmm(x, self.anchor.momentum[site].mT)
+            result = torch.addcmul(result, carried, self.coefficients.crossing[:, rows, None], value=-1)
+        inputs, deltas, _ = self.factors[site]
+        kernel = self.kernels[site] if site in self.kernels else torch.bmm(x, inputs.mT)
+        mixing = kernel * self.coefficients.writes[:, rows]
+        if site in self.limits:
+            mixing = mixing * self.limits[site][:, rows, None]
+        return torch.baddbmm(result, mixing, deltas, alpha=-1)
+
+    def back(self, site: str, delta: Tensor) -> Tensor:
+        raise TypeError("queries are only read")
+
+    def fold(self, last: Tensor | int) -> FastWeights:
+        """The weights and momentum at token `last` of the chunk: one for all rows, or one each (R,)."""
+        weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
+        coefficients = self.coefficients
+        decay = at_token(coefficients.weight, last)[:, None, None]
+        writes = at_token(coefficients.writes, last)[..., None]
+        for site, (inputs, deltas, _) in self.factors.items():
+            limit = at_token(self.limits[site], last)[:, None, None] if site in self.limits else 1
+            weight = self.anchor.weights[site] * decay
+            if coefficients.crossing is not None:
+                assert coefficients.momentum is not None and coefficients.gathers is not None
+                carried = self.anchor.momentum[site]
+                weight = torch.addcmul(weight, carried, at_token(coefficients.crossing, last)[:, None, None], value=-1)
+                gathers = at_token(coefficients.gathers, last)[..., None] * limit
+                kept = carried * at_token(coefficients.momentum, last)[:, None, None]
+                momentum[site] = torch.baddbmm(kept, (gathers * deltas).mT, inputs)
+            weights[site] = torch.baddbmm(weight, (writes * limit * deltas).mT, inputs, alpha=-1)
+        return FastWeights(weights, momentum)
+
+
+class Muon:
+    """A chunk with orthogonalised steps: builds the weights of its K update points, not of its tokens."""
+
+    def __init__(
+        self,
+        anchor: FastWeights,
+        factors: Mapping[str, Factors],
+        coefficients: MuonCoefficients,
+        update_points: list[int],
+        steps: int,
+    ) -> None:
+        self.anchor, self.factors, self.coefficients = anchor, factors, coefficients
+        self.points = update_points
+        self.steps = {site: self._orthogonal_steps(site, steps) for site in factors} if update_points else {}
+        self.stacks = {site: self._weights_at_points(site) for site in self.steps}
+
+    def _orthogonal_steps(self, site: str, steps: int) -> Tensor:
+        """NS(S_u) (R, K, out, in) at every update point u."""
+        inputs, deltas, _ = self.factors[site]
+        gathers = self.coefficients.gathers[:, self.points]  # (R, K, N)
+        kept = self.coefficients.momentum[:, self.points, None, None] * self.anchor.momentum[site][:, None]
+        return newton_schulz(kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None], steps)
+
+    def _weights_at_points(self, site: str) -> Tensor:
+        """W_u (R, K, out, in) just after every update point."""
+        decayed = self.coefficients.weight[:, self.points, None, None] * self.anchor.weights[site][:, None]
+        moves = self.coefficients.updates[:, self.points]  # (R, K, K)
+        return decayed - (moves @ self.steps[site].flatten(2)).view_as(decayed)
+
+    def read(self, site: str, x: Tensor) -> Tensor:
+        """Tokens between two update points share weights, but for the decay since: groups of tokens, a product each."""
+        weight = self.anchor.weights[site]
+        if site not in self.factors:
+            return torch.bmm(x, weight.mT)
+        tokens, start = self.coefficients.weight.shape[1], self.coefficients.weight.shape[1] - x.shape[1]
+        since = self.coefficients.since[:, start:, None]
+        if not self.points or start >= self.points[-1]:
+            last = self.stacks[site][:, -1] if self.points else weight
+            return torch.bmm(x, last.mT) * since
+        first_end = max(self.points[0] - start, 0)
+        last_start = self.points[-1] - start
+        parts = [torch.bmm(x[:, :first_end], weight.mT)]
+        if len(self.points) > 1:
+            parts.append(self._read_between(site, x[:, first_end:last_start]))
+        parts.append(torch.bmm(x[:, last_start:], self.stacks[site][:, -1].mT))
+        return torch.cat(parts, dim=1) * since
+
+    def _read_between(self, site: str, x: Tensor) -> Tensor:
+        """Tokens from the first update point to before the last: whole intervals, but for a late first query."""
+        interval = self.points[1] - self.points[0]
+        whole = (len(self.points) - 1) * interval
+        missing = whole - x.shape[1]
+        groups = torch.nn.functional.pad(x, (0, 0, missing, 0)).unflatten(1, (-1, interval))
+        return (groups @ self.stacks[site][:, :-1].mT).flatten(1, 2)[:, missing:]
+
+    def back(self, site: str, delta: Tensor) -> Tensor:
+        raise TypeError("queries are only read")
+
+    def fold(self, last: Tensor | int) -> FastWeights:
+        """The weights, momentum and pending step at token `last` of the chunk: one for all rows, or one each (R,)."""
+        weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
+        decay = at_token(self.coefficients.weight, last)[:, None, None]
+        for site, (inputs, deltas, _) in self.factors.items():
+            weights[site] = self.anchor.weights[site] * decay
+            if self.points:
+                moves = at_token(self.coefficients.updates, last)[:, None]
+                weights[site] = weights[site] - (moves @ self.steps[site].flatten(2)).view_as(weights[site])
+            gathers = at_token(self.coefficients.gathers, last)[..., None]
+            kept = self.anchor.momentum[site] * at_token(self.coefficients.momentum, last)[:, None, None]
+            momentum[site] = torch.baddbmm(kept, (gathers * deltas).mT, inputs)
+        return FastWeights(weights, momentum, at_token(self.coefficients.pending, last))
+
+
+def at_token(x: Tensor, token: Tensor | int) -> Tensor:
+    """Row `token` of x (R, C, ...): the same for all rows, or one each (R,)."""
+    if isinstance(token, int):
+        return x[:, token]
+    return x[torch.arange(x.shape[0], device=x.device), token]
