@@ -15,7 +15,7 @@ from typing import Any
 CHOICES: dict[str, tuple[str, ...]] = {
     "feature": ("identity", "polynomial"),
     "network": ("matrix", "mlp", "gated_mlp"),
-    "activation": ("gelu", "identity"),
+    "activation": ("gelu", "centred_gelu", "identity"),
     "objective": ("regression", "dot"),
     "optimizer": ("gd", "momentum", "muon"),
     "gradient_at": ("state", "decayed"),

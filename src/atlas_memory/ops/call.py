@@ -65,8 +65,9 @@ def prepare(
         state = MemoryState(spec, working, state.position)
     if check_finite if check_finite is not None else _eager_cpu(keys):
         _check_finite({"queries": queries, "keys": keys, "values": values, **_named_gates(gates)})
-    feature = feature_map(spec, coefficients)
-    return Call(spec, feature, queries.to(dtype), keys.to(dtype), values.to(dtype), gates, state, lengths)
+    keys = keys.to(dtype)
+    feature = feature_map(spec, coefficients, keys)
+    return Call(spec, feature, queries.to(dtype), keys, values.to(dtype), gates, state, lengths)
 
 
 def _eager_cpu(x: Tensor) -> bool:

@@ -53,8 +53,10 @@ def align(call: Call) -> Aligned:
         return take_rows(both, [spec.chunk - 1 - fill for fill in fills], longest)
 
     gates = Gates(*(None if g is None else joined(name, g) for name, g in call.gates._asdict().items()))
-    keys = torch.cat([state.tensors["window.keys"], joined("keys", call.keys)], dim=1)
-    values = torch.cat([state.tensors["window.values"], joined("values", call.values)], dim=1)
+    keys, values = joined("keys", call.keys), joined("values", call.values)
+    if spec.window > 1:
+        keys = torch.cat([state.tensors["window.keys"], keys], dim=1)
+        values = torch.cat([state.tensors["window.values"], values], dim=1)
     reaching = _without_missing_window(spec, gates, keys, starts)
     return Aligned(joined("queries", call.queries), keys, values, gates, reaching, starts, fills, totals)
 

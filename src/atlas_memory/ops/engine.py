@@ -31,6 +31,7 @@ from atlas_memory.ops.chunks import (
     unstack,
     update_points,
 )
+from atlas_memory.ops.dense import retract
 from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors
 from atlas_memory.ops.features import Feature
 from atlas_memory.ops.monitors import Monitors, Record, mean_write, surprise_of
@@ -39,8 +40,6 @@ from atlas_memory.ops.optimizers import Coefficients, Gates, linear_coefficients
 from atlas_memory.ops.packing import take_rows
 from atlas_memory.ops.sites import Dense, FastWeights, Linear, Muon
 from atlas_memory.ops.stability import (
-    bound_gradient,
-    retraction_factor,
     shrink_factor,
     squared_norm_bound,
     surprise_weighted,
@@ -115,13 +114,21 @@ class Model(NamedTuple):
     feature: Feature
 
 
+class Bound(NamedTuple):
+    """Of the write limiter."""
+
+    gram: Tensor  # (R, N, N): absolute kernel of keys
+    step: Tensor | None  # (R, C, N): P + σB; None: known only inside the loop
+    written: Tensor | None  # (R, C, N): 1 where the step is not 0
+
+
 class Prepared(NamedTuple):
     """One chunk, with what depends on no state; or many, stacked (S, ...)."""
 
     chunk: Chunk
     coefficients: Coefficients | None  # None: known only inside the loop
     feature_kernel: Tensor  # (R, Q, N): of queries and keys
-    gram: Tensor | None  # (R, N, N): absolute kernel of keys; for the limiter
+    bound: Bound | None  # what the limiter needs
     impulses: ImpulseChunk | None  # exact solves
 
 
@@ -197,9 +204,17 @@ def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> lis
     else:
         known = spec.optimizer != "muon" and spec.surprise_retention is None
         coefficients = _linear(chunks, size) if known else None
-        gram = feature.kernel(chunks.keys, chunks.keys).abs() if spec.limits_writes else None
-        stacked = Prepared(chunks, coefficients, feature.kernel(chunks.queries, chunks.keys), gram, None)
+        bound = None
+        if spec.limits_writes:
+            step = None if coefficients is None else coefficients.steps()
+            gram = feature.kernel(chunks.keys, chunks.keys).abs()
+            bound = Bound(gram, step, None if step is None else _written(step))
+        stacked = Prepared(chunks, coefficients, feature.kernel(chunks.queries, chunks.keys), bound, None)
     return unstack(stacked, chunks.keys.shape[0])
+
+
+def _written(step: Tensor) -> Tensor:
+    return (step > 0).to(step.dtype)
 
 
 def _linear(chunk: Chunk, size: int) -> Coefficients:
@@ -261,7 +276,7 @@ def _update(
         rows = muon_coefficients(gates, anchor.pending, points, chunk.keys[:, -size:], chunk.keys.shape[1])
         return Muon(anchor, factors, rows, points, spec.newton_schulz_steps), record
     coefficients = prepared.coefficients if prepared.coefficients is not None else _linear(chunk, size)
-    limits = _limits(model, anchor, factors, coefficients, prepared.gram)
+    limits = _limits(model, anchor, factors, coefficients, prepared.bound)
     record = None if record is None else record._replace(limits=limits)
     kernels = dict.fromkeys(spec.feature_sites, prepared.feature_kernel)
     return Linear(anchor, factors, coefficients, limits, kernels), record
@@ -289,33 +304,39 @@ def _limits(
     anchor: FastWeights,
     factors: Mapping[str, Factors],
     coefficients: Coefficients,
-    feature_gram: Tensor | None,
+    bound: Bound | None,
 ) -> dict[str, Tensor]:
     """ℓ_t (R, C) of every fast layer."""
-    if feature_gram is None:
+    if bound is None:
         return {}
-    step, limits, curvature = coefficients.steps(), {}, None
+    step = coefficients.steps() if bound.step is None else bound.step
+    written = _written(step) if bound.written is None else bound.written
+    above = None
+    if any(site != "down" for site in factors):
+        above = model.network.curvature * squared_norm_bound(anchor.weights["down"])
+    limits = {}
     for site, (inputs, _, sensitivity) in factors.items():
-        gram = feature_gram if site in model.spec.feature_sites else torch.bmm(inputs, inputs.mT).abs()
+        gram = bound.gram if site in model.spec.feature_sites else torch.bmm(inputs, inputs.mT).abs()
         if sensitivity is not None:
             gram = gram * sensitivity[:, :, None] * sensitivity[:, None, :]
-        if site != "down" and curvature is None:
-            curvature = model.network.curvature * squared_norm_bound(anchor.weights["down"])
-        limits[site] = write_limit(step, gram, None if site == "down" else curvature)
+        limits[site] = write_limit(step, written, gram, None if site == "down" else above)
     return limits
 
 
 def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:
     """Fast weights and momentum drawn back into their ball; the factors (R, 1, 1) by name."""
     factors: dict[str, Tensor] = {}
+    radius = spec.retraction
+    assert radius is not None
 
     def back(name: str, x: Tensor) -> Tensor:
-        factor = retraction_factor(x, spec.retraction or 0)
-        factors[name] = factor if where is True else torch.where(torch.as_tensor(where), factor, 1)
-        return bound_gradient(x * factors[name])
+        drawn, factors[name] = retract(x, radius)
+        if where is True:
+            return drawn
+        factors[name] = torch.where(torch.as_tensor(where), factors[name], 1)
+        return torch.where(torch.as_tensor(where), drawn, x)
 
-    fast = spec.fast
-    weights = {site: back(f"weights.{site}", x) if site in fast else x for site, x in now.weights.items()}
+    weights = {site: back(f"weights.{site}", x) if site in spec.fast else x for site, x in now.weights.items()}
     momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}
     return FastWeights(weights, momentum, now.pending), factors
 

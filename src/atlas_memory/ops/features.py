@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -36,71 +35,70 @@ class Identity:
 class Polynomial:
     """All monomials up to a degree, symmetric ones merged: φ(x)·φ(y) = Σ_i c_i² (x·y)^i, exactly.
 
-    `coefficients` (degree + 1,) are the c_i, one per degree, shared by keys and queries.
+    `coefficients` (degree + 1,) are the c_i, one per degree, shared by keys and queries of the given width.
     """
 
-    def __init__(self, coefficients: Tensor) -> None:
+    def __init__(self, coefficients: Tensor, width: int) -> None:
         self.coefficients = coefficients
         self.degree = coefficients.shape[-1] - 1
+        device = coefficients.device
+        factors = [_factor_indices(width, degree) for degree in range(2, self.degree + 1)]
+        self.factors = [tuple(torch.tensor(indices, device=device) for indices in pair) for pair in factors]
+        counts, scales = _monomial_counts(width, self.degree), _merge_scales(width, self.degree)
+        per_monomial = coefficients.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts))
+        self.scales = per_monomial * torch.tensor(scales, dtype=coefficients.dtype, device=device)
 
     def expand(self, x: Tensor) -> Tensor:
-        parts = [torch.ones_like(x[..., :1])]
-        for degree in range(1, self.degree + 1):
-            parts.append(_next_monomials(x, parts[-1], degree))
-        scales = _merge_scales(x.shape[-1], self.degree, x.dtype, x.device)
-        widths = torch.tensor([part.shape[-1] for part in parts], device=x.device)
-        per_monomial = self.coefficients.to(x.dtype).repeat_interleave(widths, output_size=scales.shape[0])
-        return torch.cat(parts, dim=-1) * (per_monomial * scales)
+        parts = [torch.ones_like(x[..., :1]), x]
+        for first, rest in self.factors:
+            product: Tensor = _SelectedProduct.apply(x, parts[-1], first, rest)  # type: ignore[no-untyped-call]
+            parts.append(product)
+        return torch.cat(parts, dim=-1) * self.scales
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         products = x @ y.mT
-        weights = self.coefficients.to(x.dtype).square().unbind(-1)
+        weights = self.coefficients.square().unbind(-1)
         result = weights[-1] * products + weights[-2]
         for weight in reversed(weights[:-2]):
             result = result * products + weight
         return result
 
 
-def feature_map(spec: MemorySpec, coefficients: Tensor | None) -> Feature:
-    """The feature map a spec names. `coefficients`: the c_i of a polynomial, default 1/√i! (the Taylor ones)."""
+def feature_map(spec: MemorySpec, coefficients: Tensor | None, like: Tensor) -> Feature:
+    """The feature map a spec names, in the dtype and on the device of `like`.
+
+    `coefficients`: the c_i of a polynomial, default 1/√i! (those of the exponential's Taylor series).
+    """
     if spec.feature == "identity":
         return Identity()
     if coefficients is None:
-        coefficients = torch.tensor(taylor_coefficients(spec.degree), dtype=torch.float64)
-    return Polynomial(coefficients)
+        coefficients = torch.tensor(taylor_coefficients(spec.degree))
+    return Polynomial(coefficients.to(like), spec.key_width)
 
 
 def taylor_coefficients(degree: int) -> list[float]:
     return [1 / math.sqrt(math.factorial(i)) for i in range(degree + 1)]
 
 
-def _next_monomials(x: Tensor, lower: Tensor, degree: int) -> Tensor:
-    """Monomials of `degree` from those of one degree less, in lexicographic order of their index tuples."""
-    if degree == 1:
-        return x
-    first, rest = _factor_indices(x.shape[-1], degree)
-    result: Tensor = _SelectedProduct.apply(x, lower, first.to(x.device), rest.to(x.device))  # type: ignore[no-untyped-call]
-    return result
+def _monomial_counts(width: int, degree: int) -> list[int]:
+    return [math.comb(width + i - 1, i) for i in range(degree + 1)]
 
 
-@lru_cache(maxsize=64)
-def _factor_indices(width: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Each monomial x_i x_j… is x_i times a monomial of one degree less: both indices."""
+def _factor_indices(width: int, degree: int) -> tuple[list[int], list[int]]:
+    """Each monomial x_i x_j … is x_i times a monomial of one degree less: the places of both, in lexicographic order."""
     lower = {m: n for n, m in enumerate(itertools.combinations_with_replacement(range(width), degree - 1))}
     monomials = list(itertools.combinations_with_replacement(range(width), degree))
-    return torch.tensor([m[0] for m in monomials]), torch.tensor([lower[m[1:]] for m in monomials])
+    return [m[0] for m in monomials], [lower[m[1:]] for m in monomials]
 
 
-@lru_cache(maxsize=64)
-def _merge_scales(width: int, degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _merge_scales(width: int, degree: int) -> list[float]:
     """√(i! / Π m!) per monomial of degree i with multiplicities m: how often it occurs in (x·y)^i."""
     scales = []
     for i in range(degree + 1):
         for monomial in itertools.combinations_with_replacement(range(width), i):
             repeats = math.prod(math.factorial(n) for n in Counter(monomial).values())
             scales.append(math.sqrt(math.factorial(i) / repeats))
-    with torch.inference_mode(False):
-        return torch.tensor(scales, dtype=dtype, device=device)
+    return scales
 
 
 class _SelectedProduct(torch.autograd.Function):

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from atlas_memory.spec import MemorySpec
 
-# E[GELU(u)²] for unit-variance u, and the largest slope of GELU.
+# E[GELU(u)²] and E[GELU(u)] for unit-variance u, and the largest slope of GELU.
 _GELU_POWER = 0.425
+_GELU_MEAN = 0.2821
 _GELU_SLOPE = 1.1290
 
 
@@ -79,16 +80,15 @@ def _mlp(activation: Activation, scale: float, residual: bool) -> Network:
         return prediction + raw if residual else prediction
 
     def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
-        return head(reader, activation.value(reader.read("up", z)) * scale, raw)
+        return head(reader, activation.value(reader.read("up", z), scale), raw)
 
     def factors(
         reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Factors]]:
-        value, slope = activation.value_and_slope(reader.read("up", z))
-        hidden = value * scale
+        hidden, slope = activation.value_and_slope(reader.read("up", z), scale)
         prediction = head(reader, hidden, raw)
         deltas = error(prediction)
-        hidden_deltas = reader.back("down", deltas) * slope * scale
+        hidden_deltas = reader.back("down", deltas) * slope
         return prediction, {"up": Factors(z, hidden_deltas), "down": Factors(hidden, deltas)}
 
     return Network(forward, factors, curvature=(scale * activation.largest_slope) ** 2)
@@ -100,18 +100,18 @@ def _gated_mlp(activation: Activation, scale: float, residual: bool) -> Network:
         return prediction + raw if residual else prediction
 
     def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
-        hidden = activation.value(reader.read("gate", z)) * reader.read("up", z)
-        return head(reader, hidden * scale, raw)
+        hidden = activation.value(reader.read("gate", z), scale) * reader.read("up", z)
+        return head(reader, hidden, raw)
 
     def factors(
         reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Factors]]:
-        value, slope = activation.value_and_slope(reader.read("gate", z))
+        value, slope = activation.value_and_slope(reader.read("gate", z), scale)
         up = reader.read("up", z)
-        hidden = value * up * scale
+        hidden = value * up
         prediction = head(reader, hidden, raw)
         deltas = error(prediction)
-        hidden_deltas = reader.back("down", deltas) * scale
+        hidden_deltas = reader.back("down", deltas)
         gate_slope = slope * up
         return prediction, {
             "gate": Factors(z, hidden_deltas * gate_slope, gate_slope.abs().amax(-1)),
@@ -119,43 +119,64 @@ def _gated_mlp(activation: Activation, scale: float, residual: bool) -> Network:
             "down": Factors(hidden, deltas),
         }
 
-    return Network(forward, factors, curvature=scale**2)
+    return Network(forward, factors, curvature=1.0)
 
 
 class Activation(NamedTuple):
-    value: Callable[[Tensor], Tensor]
-    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """σ times a scale; and with it its slope, times the same scale."""
+
+    value: Callable[[Tensor, float], Tensor]
+    value_and_slope: Callable[[Tensor, float], tuple[Tensor, Tensor]]
     largest_slope: float
-    scale: Callable[[int], float]  # hidden width → factor to unit norm
+    scale: Callable[[int], float]  # hidden width → the scale that gives hidden activations unit norm
 
 
 class _GeluAndSlope(torch.autograd.Function):
-    """GELU(u) and its derivative, sharing what their gradients need."""
+    """GELU(u) and its derivative, both · scale."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        slope = torch.ops.aten.gelu_backward(torch.ones_like(u), u)
+    def forward(ctx: Any, u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        slope = torch.ops.aten.gelu_backward(torch.full_like(u, scale), u)
         ctx.save_for_backward(u, slope)
-        return F.gelu(u), slope
+        ctx.scale = scale
+        return F.gelu(u).mul_(scale), slope
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         u, slope = ctx.saved_tensors
         value_gradient, slope_gradient = gradients
         square = u.square()
         # σ'' = (2 − u²) φ(u), φ the normal density
-        bend = torch.exp(square * -0.5) * (2 - square) * (1 / math.sqrt(2 * math.pi))
-        return torch.addcmul(value_gradient * slope, slope_gradient, bend)
+        bend = torch.exp(square * -0.5).mul_(square.neg_().add_(2)).mul_(slope_gradient)
+        return torch.addcmul(bend.mul_(ctx.scale / math.sqrt(2 * math.pi)), value_gradient, slope), None
 
 
-def _gelu_and_slope(u: Tensor) -> tuple[Tensor, Tensor]:
-    value, slope = _GeluAndSlope.apply(u)  # type: ignore[no-untyped-call]
+def _gelu_and_slope(u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    value, slope = _GeluAndSlope.apply(u, scale)  # type: ignore[no-untyped-call]
     return value, slope
 
 
+def _centred_gelu_and_slope(u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    value, slope = _gelu_and_slope(u, scale)
+    return value - _GELU_MEAN * scale, slope
+
+
 _ACTIVATIONS = {
-    "gelu": Activation(F.gelu, _gelu_and_slope, _GELU_SLOPE, lambda width: 1 / math.sqrt(_GELU_POWER * width)),
+    "gelu": Activation(
+        lambda u, scale: F.gelu(u) * scale,
+        _gelu_and_slope,
+        _GELU_SLOPE,
+        lambda width: 1 / math.sqrt(_GELU_POWER * width),
+    ),
+    "centred_gelu": Activation(
+        lambda u, scale: (F.gelu(u) - _GELU_MEAN) * scale,
+        _centred_gelu_and_slope,
+        _GELU_SLOPE,
+        lambda width: 1 / math.sqrt((_GELU_POWER - _GELU_MEAN**2) * width),
+    ),
     # The linear limit, in which reductions to known models are exact: no scale to undo.
-    "identity": Activation(lambda u: u, lambda u: (u, torch.ones_like(u)), 1.0, lambda width: 1.0),
+    "identity": Activation(
+        lambda u, scale: u * scale, lambda u, scale: (u * scale, torch.full_like(u, scale)), 1.0, lambda width: 1.0
+    ),
 }
 _BUILDERS = {"matrix": _matrix, "mlp": _mlp, "gated_mlp": _gated_mlp}

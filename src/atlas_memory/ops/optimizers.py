@@ -45,17 +45,23 @@ class Coefficients(NamedTuple):
 
 def linear_coefficients(gates: Gates, like: Tensor, columns: int) -> Coefficients:
     """Coefficients of gd and momentum. `like` (..., C, ?) gives leading shape, dtype and device; `columns` is N."""
-    bands = window_bands(gates, like, columns)
-    impulses = bands if gates.step is None else gates.step[..., None] * bands
     decay = decay_matrix(gates.retention, like)
     weight = anchor_decay(gates.retention, decay, like)
     if gates.momentum is None:
-        return Coefficients(weight, None, None, decay @ impulses, None)
+        return Coefficients(weight, None, None, _spread(decay, gates, gates.step, like, columns), None)
     momentum_decay = decay_matrix(gates.momentum, like)
     momentum = anchor_decay(gates.momentum, momentum_decay, like)
-    gathers = momentum_decay @ impulses
+    gathers = _spread(momentum_decay, gates, gates.step, like, columns)
     crossing = (decay @ momentum[..., None])[..., 0]
     return Coefficients(weight, crossing, momentum, decay @ gathers, gathers)
+
+
+def _spread(decay: Tensor, gates: Gates, step: Tensor | None, like: Tensor, columns: int) -> Tensor:
+    """decay · diag(step) · Γ (..., C, N): what every token's state has gathered of every gradient."""
+    scaled = decay.expand(*like.shape[:-1], -1) if step is None else decay * step[..., None, :]
+    if columns == like.shape[-2] and gates.window is None:  # a window of one: Γ is the identity
+        return scaled
+    return scaled @ window_bands(gates, like, columns)
 
 
 class MuonCoefficients(NamedTuple):
@@ -94,7 +100,7 @@ def muon_coefficients(
     return MuonCoefficients(
         weight,
         anchor_decay(gates.momentum, momentum_decay, like),
-        momentum_decay @ window_bands(gates, like, columns),
+        _spread(momentum_decay, gates, None, like, columns),
         decay[..., update_points] * gathered[..., None, update_points],
         since,
         torch.where(point == 1, 0, gathered),

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops.call import Call, prepare
+from atlas_memory.ops.dense import retract
 from atlas_memory.ops.networks import memory_network
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Gates
 from atlas_memory.ops.sites import Dense, FastWeights
 from atlas_memory.ops.stability import (
-    bound_gradient,
-    retraction_factor,
     safe_norm,
     shrink_factor,
     squared_norm_bound,
@@ -244,15 +243,16 @@ def _limits(
             gram = gram * sensitivity[:, :, None] * sensitivity[:, None, :]
         above = site != "down"
         curvature = network.curvature * squared_norm_bound(anchor.weights["down"]) if above else None
-        limits[site] = write_limit(step, gram, curvature)[:, 0]
+        limits[site] = write_limit(step, (step > 0).to(step.dtype), gram, curvature)[:, 0]
     return limits
 
 
 def _retract(spec: MemorySpec, now: FastWeights) -> FastWeights:
-    assert spec.retraction is not None
+    radius = spec.retraction
+    assert radius is not None
 
     def back(x: Tensor) -> Tensor:
-        return bound_gradient(x * retraction_factor(x, spec.retraction or 0))
+        return retract(x, radius)[0]
 
     weights = {site: back(w) if site in spec.fast else w for site, w in now.weights.items()}
     return FastWeights(weights, {site: back(s) for site, s in now.momentum.items()}, now.pending)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atlas_memory.ops.dense import fold_dense, read_dense
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
@@ -63,20 +64,19 @@ class Linear:
 
     def read(self, site: str, x: Tensor) -> Tensor:
         weight = self.anchor.weights[site]
-        result = torch.bmm(x, weight.mT)
         if site not in self.factors:  # a layer that does not learn while reading
-            return result
-        rows = slice(self.coefficients.weight.shape[1] - x.shape[1], None)
-        result = result * self.coefficients.weight[:, rows, None]
-        if self.coefficients.crossing is not None:
-            carried = torch.bmm(x, self.anchor.momentum[site].mT)
-            result = torch.addcmul(result, carried, self.coefficients.crossing[:, rows, None], value=-1)
+            return torch.bmm(x, weight.mT)
         inputs, deltas, _ = self.factors[site]
+        coefficients = self.coefficients
+        rows = slice(coefficients.weight.shape[1] - x.shape[1], None)
         kernel = self.kernels[site] if site in self.kernels else torch.bmm(x, inputs.mT)
-        mixing = kernel * self.coefficients.writes[:, rows]
-        if site in self.limits:
-            mixing = mixing * self.limits[site][:, rows, None]
-        return torch.baddbmm(result, mixing, deltas, alpha=-1)
+        mixing = kernel * self._limited(site, coefficients.writes[:, rows], rows)
+        crossing = None if coefficients.crossing is None else coefficients.crossing[:, rows]
+        momentum = self.anchor.momentum.get(site)
+        return read_dense(x, weight, momentum, coefficients.weight[:, rows], crossing, mixing, deltas)
+
+    def _limited(self, site: str, coefficients: Tensor, rows: slice) -> Tensor:
+        return coefficients * self.limits[site][:, rows, None] if site in self.limits else coefficients
 
     def back(self, site: str, delta: Tensor) -> Tensor:
         raise TypeError("queries are only read")
@@ -84,20 +84,14 @@ class Linear:
     def fold(self, last: Tensor | int) -> FastWeights:
         """The weights and momentum at token `last` of the chunk: one for all rows, or one each (R,)."""
         weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
-        coefficients = self.coefficients
-        decay = at_token(coefficients.weight, last)[:, None, None]
-        writes = at_token(coefficients.writes, last)[..., None]
+        rows = Coefficients(*(None if leaf is None else at_token(leaf, last) for leaf in self.coefficients))
         for site, (inputs, deltas, _) in self.factors.items():
-            limit = at_token(self.limits[site], last)[:, None, None] if site in self.limits else 1
-            weight = self.anchor.weights[site] * decay
-            if coefficients.crossing is not None:
-                assert coefficients.momentum is not None and coefficients.gathers is not None
-                carried = self.anchor.momentum[site]
-                weight = torch.addcmul(weight, carried, at_token(coefficients.crossing, last)[:, None, None], value=-1)
-                gathers = at_token(coefficients.gathers, last)[..., None] * limit
-                kept = carried * at_token(coefficients.momentum, last)[:, None, None]
-                momentum[site] = torch.baddbmm(kept, (gathers * deltas).mT, inputs)
-            weights[site] = torch.baddbmm(weight, (writes * limit * deltas).mT, inputs, alpha=-1)
+            limit = at_token(self.limits[site], last)[:, None] if site in self.limits else 1
+            weight, carried = self.anchor.weights[site], self.anchor.momentum.get(site)
+            crossing = None if rows.crossing is None else -rows.crossing
+            weights[site] = fold_dense(weight, rows.weight, carried, crossing, -limit * rows.writes, deltas, inputs)
+            if carried is not None and rows.momentum is not None and rows.gathers is not None:
+                momentum[site] = fold_dense(carried, rows.momentum, None, None, limit * rows.gathers, deltas, inputs)
         return FastWeights(weights, momentum)
 
 
@@ -168,9 +162,8 @@ class Muon:
             if self.points:
                 moves = at_token(self.coefficients.updates, last)[:, None]
                 weights[site] = weights[site] - (moves @ self.steps[site].flatten(2)).view_as(weights[site])
-            gathers = at_token(self.coefficients.gathers, last)[..., None]
-            kept = self.anchor.momentum[site] * at_token(self.coefficients.momentum, last)[:, None, None]
-            momentum[site] = torch.baddbmm(kept, (gathers * deltas).mT, inputs)
+            gathers, kept = at_token(self.coefficients.gathers, last), at_token(self.coefficients.momentum, last)
+            momentum[site] = fold_dense(self.anchor.momentum[site], kept, None, None, gathers, deltas, inputs)
         return FastWeights(weights, momentum, at_token(self.coefficients.pending, last))
 
 

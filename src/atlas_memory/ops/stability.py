@@ -2,14 +2,12 @@
 
 safe inputs      normalisations that neither overflow nor divide by zero
 write limiter    ℓ_t, so that one chunk of gradients taken at one anchor cannot overshoot
-retraction       chunk ends are drawn back into a ball; gradients through them likewise
+retraction       chunk ends are drawn back into a ball, and gradients through them likewise: see dense.retract
 
 Shapes: R rows (batch × heads), C tokens of the chunk, N tokens whose gradients it uses (window and chunk).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +49,8 @@ def cap(x: Tensor, limit: float) -> Tensor:
 
 def shrink_factor(norm: Tensor, limit: float) -> Tensor:
     """min(1, limit / norm). What was shrunk to the limit once counts as inside it, whatever the rounding."""
-    inside = norm <= limit * (1 + 64 * torch.finfo(norm.dtype).eps)
-    return torch.where(inside, 1, limit / norm.clamp_min(limit))
+    tolerance = 64 * torch.finfo(norm.dtype).eps
+    return limit / (norm * (1 - tolerance)).clamp_min(limit)
 
 
 def surprise_weighted(retention: Tensor, surprise: Tensor, scale: float) -> Tensor:
@@ -61,47 +59,21 @@ def surprise_weighted(retention: Tensor, surprise: Tensor, scale: float) -> Tens
     return torch.exp(exponent * torch.log(retention.clamp_min(torch.finfo(retention.dtype).tiny)))
 
 
-def write_limit(step: Tensor, gram: Tensor, curvature: Tensor | None) -> Tensor:
+def write_limit(step: Tensor, written: Tensor, gram: Tensor, curvature: Tensor | None) -> Tensor:
     """ℓ_t = 1/max(1, λ_t) of one fast layer. Returns (R, C).
 
-    step (R, C, N): how far token t's state has moved along each gradient, P + σB. gram (R, N, N): absolute inner
-    products of the layer's inputs, weighted with the sensitivities of the layers above. curvature (R,) or None: what
-    those layers add at the anchor. λ_t is Gershgorin's bound on the largest eigenvalue of the step: its largest row
-    sum, over the tokens that are written at all.
+    step (R, C, N): how far token t's state has moved along each gradient, P + σB; written: 1 where it has, else 0. gram
+    (R, N, N): absolute inner products of the layer's inputs, weighted with the sensitivities of the layers above.
+    curvature (R, 1) or None: what those layers add at the anchor. λ_t is Gershgorin's bound on the largest eigenvalue of
+    the step: its largest row sum, over the tokens that are written at all.
     """
-    row_sums = (torch.bmm(step, gram) * (step > 0)).amax(-1)
-    if curvature is not None:
-        row_sums = row_sums * curvature[:, None]
-    return 1 / row_sums.clamp_min(1.0)
+    row_sums = (torch.bmm(step, gram) * written).amax(-1)
+    return shrink_factor(row_sums if curvature is None else row_sums * curvature, 1.0)
 
 
 def squared_norm_bound(weight: Tensor) -> Tensor:
-    """A bound on ‖W‖₂² of weight (R, M, N), with M the short side: largest row sum of |W Wᵀ|. Returns (R,).
+    """A bound on ‖W‖₂² of weight (R, M, N), with M the short side: largest row sum of |W Wᵀ|. Returns (R, 1).
 
     For a random matrix it is within a factor of two or three; the Frobenius norm is off by the rank.
     """
-    return torch.bmm(weight, weight.mT).abs().sum(-1).amax(-1)
-
-
-def retraction_factor(weight: Tensor, root_mean_square: float) -> Tensor:
-    """The factor (R, 1, 1) that draws weight (R, M, N) back into the ball of that root-mean-square entry."""
-    radius = root_mean_square * (weight.shape[-2] * weight.shape[-1]) ** 0.5
-    return shrink_factor(safe_norm(weight, (-2, -1)), radius)
-
-
-def bound_gradient(x: Tensor) -> Tensor:
-    """x, whose gradient is drawn back into the ball of LARGEST_GRADIENT, per row."""
-    result: Tensor = _BoundGradient.apply(x)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _BoundGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0]
-        norm = safe_norm(gradient, tuple(range(1, gradient.ndim)))
-        return gradient * shrink_factor(norm, LARGEST_GRADIENT)
+    return torch.bmm(weight, weight.mT).abs().sum(-1).amax(-1, keepdim=True)

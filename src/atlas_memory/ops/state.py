@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from atlas_memory.ops.stability import retraction_factor
+from atlas_memory.ops.dense import retract
 from atlas_memory.spec import MemorySpec
 
 FORMAT = "atlas-memory-state"
@@ -159,7 +159,7 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
     tensors: dict[str, Tensor] = {}
     for site, weight in initial.items():
         if spec.retracts and spec.retraction is not None:
-            weight = weight * retraction_factor(weight, spec.retraction)
+            weight, _ = retract(weight, spec.retraction)
         tensors[f"weights.{site}"] = weight.expand(batch, *weight.shape)
     if spec.carries_momentum:
         for site in spec.fast:

@@ -1,0 +1,40 @@
+"""What every test runs under: two threads, reproducible random numbers, and one hypothesis profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+# Examples are the same in every run, and no test is timed: machines differ.
+settings.register_profile(
+    "atlas",
+    deadline=None,
+    derandomize=True,
+    max_examples=20,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("atlas")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if SHARED.is_dir():
+        return
+    absent = pytest.mark.skip(reason=f"{SHARED} is absent")
+    for item in items:
+        if item.get_closest_marker("shared"):
+            item.add_marker(absent)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,105 @@
+"""Noisy associative recall: facts among random tokens, asked long after; later facts overwrite earlier ones.
+
+A fact is a key token followed by a value token. Facts lie at random places of a stretch of noise; every key is given
+twice, with two values, of which the last counts. After a gap of noise alone, each key is shown once more, and its
+value is to be predicted. Chance is one in the number of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlas_memory import Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    keys: int = 8
+    values: int = 8
+    noise: int = 16
+    facts_stretch: int = 64
+    gap: int = 200
+
+    @property
+    def vocabulary(self) -> int:
+        return self.keys + self.values + self.noise
+
+    @property
+    def length(self) -> int:
+        return self.facts_stretch + self.gap + 2 * self.keys
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens (size, length) and targets (size, length): the value at the place of an asked key, −1 elsewhere."""
+        rows = [self._sequence(generator) for _ in range(size)]
+        return torch.stack([tokens for tokens, _ in rows]), torch.stack([targets for _, targets in rows])
+
+    def _sequence(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        def draw(count: int, below: int) -> Tensor:
+            return torch.randint(below, (count,), generator=generator)
+
+        tokens = self.keys + self.values + draw(self.length, self.noise)
+        targets = torch.full((self.length,), -1)
+        # two rounds of facts, each key once per round: the second round overwrites the first
+        order = torch.cat([torch.randperm(self.keys, generator=generator) for _ in range(2)])
+        values = draw(2 * self.keys, self.values)
+        places = torch.randperm(self.facts_stretch // 2, generator=generator)[: 2 * self.keys].sort().values * 2
+        tokens[places], tokens[places + 1] = order, self.keys + values
+        truth = torch.empty(self.keys, dtype=torch.long)
+        for key, value in zip(order.tolist(), values.tolist(), strict=True):
+            truth[key] = value
+        asked = torch.randperm(self.keys, generator=generator)
+        start = self.facts_stretch + self.gap + 2 * torch.arange(self.keys)
+        tokens[start], targets[start] = asked, self.keys + truth[asked]
+        return tokens, targets
+
+
+class TwoLayers(nn.Module):
+    """Embedding, two blocks of memory and feed-forward, and a head: the smallest model that can use a memory."""
+
+    def __init__(self, vocabulary: int, preset: str, width: int = 64, heads: int = 2, **overrides: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.mixers = nn.ModuleList(Memory(width, heads, preset, **overrides) for _ in range(2))
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(5))
+        self.feeds = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(2)
+        )
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for i, (mixer, feed) in enumerate(zip(self.mixers, self.feeds, strict=True)):
+            x = x + mixer(self.norms[2 * i](x))[0]
+            x = x + feed(self.norms[2 * i + 1](x))
+        return self.head(self.norms[4](x))
+
+
+def train(model: nn.Module, task: Task, steps: int, batch: int = 16, rate: float = 3e-3, seed: int = 0) -> float:
+    """Train, and return the accuracy on fresh sequences."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    warm_up = min(20, steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, 1.0) * (1 - 0.9 * step / steps)
+    )
+    for _ in range(steps):
+        tokens, targets = task.batch(batch, generator)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return accuracy(model, task, generator)
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, task: Task, generator: torch.Generator, size: int = 64) -> float:
+    tokens, targets = task.batch(size, generator)
+    asked = targets >= 0
+    return (model(tokens).argmax(-1) == targets)[asked].float().mean().item()

@@ -1,0 +1,92 @@
+"""The hand-written backward passes of a dense fast layer, against finite differences and against plain formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.dense import fold_dense, read_dense, retract
+
+ROWS, QUERIES, TOKENS = 2, 3, 4
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def _read_arguments(outputs: int, inputs: int, momentum: bool) -> tuple[Tensor | None, ...]:
+    return (
+        _normal(ROWS, QUERIES, inputs),
+        _normal(ROWS, outputs, inputs),
+        _normal(ROWS, outputs, inputs) if momentum else None,
+        _normal(ROWS, QUERIES),
+        _normal(ROWS, QUERIES) if momentum else None,
+        _normal(ROWS, QUERIES, TOKENS),
+        _normal(ROWS, TOKENS, outputs),
+    )
+
+
+def _fold_arguments(outputs: int, inputs: int, momentum: bool) -> tuple[Tensor | None, ...]:
+    return (
+        _normal(ROWS, outputs, inputs),
+        _normal(ROWS),
+        _normal(ROWS, outputs, inputs) if momentum else None,
+        _normal(ROWS) if momentum else None,
+        _normal(ROWS, TOKENS),
+        _normal(ROWS, TOKENS, outputs),
+        _normal(ROWS, TOKENS, inputs),
+    )
+
+
+def _plain_read(x, weight, momentum, decay, crossing, mixing, deltas) -> Tensor:
+    result = decay[..., None] * (x @ weight.mT) - mixing @ deltas
+    return result if momentum is None else result - crossing[..., None] * (x @ momentum.mT)
+
+
+def _plain_fold(base, scale, other, other_scale, coefficients, deltas, inputs) -> Tensor:
+    result = scale[:, None, None] * base + torch.einsum("rn,rno,rni->roi", coefficients, deltas, inputs)
+    return result if other is None else result + other_scale[:, None, None] * other
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(2, 5), (5, 2)])
+@pytest.mark.parametrize(
+    ("function", "plain", "arguments"),
+    [(read_dense, _plain_read, _read_arguments), (fold_dense, _plain_fold, _fold_arguments)],
+    ids=["read", "fold"],
+)
+def test_value_and_gradient(function, plain, arguments, outputs: int, inputs: int, momentum: bool) -> None:
+    tensors = arguments(outputs, inputs, momentum)
+    torch.testing.assert_close(function(*tensors), plain(*tensors))
+    assert torch.autograd.gradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_retraction_and_its_gradient(scale: float) -> None:
+    """Inside the ball nothing happens; outside, x is drawn onto the sphere, and gradients see that."""
+    x = _normal(ROWS, 3, 4)
+    x = (x / x.square().mean((-2, -1), keepdim=True).sqrt() * scale).detach().requires_grad_()
+    result, factor = retract(x, 1.0)
+    torch.testing.assert_close(result, x * min(1.0, 1.0 / scale))
+    torch.testing.assert_close(factor.flatten(), torch.full((ROWS,), min(1.0, 1.0 / scale), dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda x: retract(x, 1.0)[0], (x,))
+
+
+def test_retracting_twice_is_retracting_once() -> None:
+    once, _ = retract(torch.randn(ROWS, 3, 4) * 7, 1.0)
+    twice, factor = retract(once, 1.0)
+    assert torch.equal(twice, once)
+    assert torch.equal(factor, torch.ones(ROWS, 1, 1))
+
+
+@pytest.mark.parametrize("gradient_scale", [1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e18, 1e30])
+def test_retraction_stays_finite(scale: float, gradient_scale: float) -> None:
+    """Also where squares overflow, of the weights and of the gradient that comes back."""
+    x = (torch.randn(ROWS, 3, 4) * scale).requires_grad_()
+    result, _ = retract(x, 100.0)
+    (gradient,) = torch.autograd.grad(result, x, torch.randn(ROWS, 3, 4) * gradient_scale)
+    assert torch.isfinite(result).all()
+    assert result.square().mean((-2, -1)).sqrt().max() <= 100.0 * (1 + 1e-5)
+    assert torch.isfinite(gradient).all()

@@ -1,0 +1,111 @@
+"""The engine on every axis of the spec; every preset is compared with the definition in tests/invariants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from atlas_memory import MemorySpec
+from atlas_memory.ops import Gates, memorize, memorize_reference
+from tests.strategies import readings, specs
+from tests.support import SMALL, Problem, assert_same, make_problem, solve
+
+BASES: dict[str, dict[str, Any]] = {
+    "exact matrix": {"network": "matrix"},
+    "anchored matrix": {"network": "matrix", "write_cap": 100.0},
+    "mlp with momentum": {"network": "mlp", "optimizer": "momentum"},
+    "gated mlp with Muon": {"network": "gated_mlp", "feature": "polynomial", "optimizer": "muon", "window": 2},
+}
+AXES: list[dict[str, Any]] = [
+    *({"window": width} for width in (1, 3, SMALL["chunk"] + 3)),
+    *({"optimizer": name} for name in ("gd", "momentum")),
+    *({"optimizer": "muon", "interval": r} for r in (1, 2, 3, SMALL["chunk"], SMALL["chunk"] + 3)),
+    *({"optimizer": "muon", "newton_schulz_steps": steps} for steps in (1, 7)),
+    *({"objective": name} for name in ("regression", "dot")),
+    *({"gradient_at": name} for name in ("state", "decayed")),
+    *({"limiter": on} for on in (True, False)),
+    *({"retraction": bound} for bound in (None, 0.3, 100.0)),
+    *({"surprise_retention": scale} for scale in (0.1, 2.0)),
+    *({"write_cap": bound} for bound in (0.5, 50.0)),
+    *({"feature": "polynomial", "degree": degree} for degree in (1, 2, 3)),
+    *({"chunk": size} for size in (1, 3, 64)),
+    {"retention": "one"},
+    {"step": "one"},
+    {"retention": "one", "step": "one"},
+]
+DEEP_AXES: list[dict[str, Any]] = [
+    *({"network": "mlp", "fast": fast} for fast in (("up",), ("down",))),
+    *({"network": "gated_mlp", "fast": fast} for fast in (("gate",), ("up",), ("down",), ("down", "gate"))),
+    {"activation": "identity"},
+    {"residual": False, "value_width": 5},
+]
+DEEP_BASES = [name for name in BASES if "matrix" not in name]
+
+
+def _described(overrides: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in overrides.items())
+
+
+def _compare(spec: MemorySpec) -> None:
+    """Three calls with ragged rows, one of which ends early, against one call of the definition."""
+    problem, lengths = make_problem(spec, count=9), [9, 5]
+    expected = solve(memorize_reference, problem, lengths=lengths)
+    assert_same(solve(memorize, problem, splits=[2, 6], lengths=lengths), expected)
+
+
+@pytest.mark.parametrize("axis", AXES, ids=_described)
+@pytest.mark.parametrize("base", BASES)
+def test_axis(base: str, axis: dict[str, Any]) -> None:
+    _compare(MemorySpec(**{**SMALL, **BASES[base], **axis}))
+
+
+@pytest.mark.parametrize("axis", DEEP_AXES, ids=_described)
+@pytest.mark.parametrize("base", DEEP_BASES)
+def test_axis_of_deep_memories(base: str, axis: dict[str, Any]) -> None:
+    _compare(MemorySpec(**{**SMALL, **BASES[base], **axis}))
+
+
+def _compare_reading(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
+    problem, lengths = make_problem(spec, count=reading["count"], seed=seed), reading["lengths"]
+    expected = solve(memorize_reference, problem, lengths=lengths)
+    assert_same(solve(memorize, problem, splits=reading["splits"], lengths=lengths), expected)
+
+
+@settings(max_examples=300)
+@given(spec=specs(), reading=readings(), seed=st.integers(0, 2**16))
+def test_any_spec_any_reading(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
+    _compare_reading(spec, reading, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000)
+@given(spec=specs(), reading=readings(), seed=st.integers(0, 2**16))
+def test_any_spec_any_reading_at_length(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
+    _compare_reading(spec, reading, seed)
+
+
+def _with_gate(problem: Problem, name: str, value: float) -> Problem:
+    gate = torch.full_like(getattr(problem.gates, name), value).requires_grad_()
+    return problem.replace(gates=problem.gates._replace(**{name: gate}))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+@pytest.mark.parametrize("name", Gates._fields)
+@pytest.mark.parametrize("base", BASES)
+def test_gates_at_their_ends(base: str, name: str, value: float) -> None:
+    """Decays of exactly 0 must neither divide by zero nor lose gradients."""
+    problem = make_problem(MemorySpec(**{**SMALL, **BASES[base], "window": 3}), count=9)
+    if getattr(problem.gates, name) is None:
+        problem = make_problem(MemorySpec(**{**SMALL, **BASES[base], "window": 3, "optimizer": "momentum"}), count=9)
+    problem = _with_gate(problem, name, value)
+    assert_same(solve(memorize, problem), solve(memorize_reference, problem))
+
+
+def test_long_call_is_worked_on_in_pieces() -> None:
+    """More chunks than the engine holds at once."""
+    problem = make_problem(MemorySpec(network="mlp", key_width=2, expansion=1, chunk=1), count=150, batch=1, heads=1)
+    assert_same(solve(memorize, problem), solve(memorize_reference, problem))
