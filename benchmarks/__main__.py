@@ -13,7 +13,6 @@ from rich.console import Console
 
 from benchmarks import machine, measurements, report
 from benchmarks.registry import Run, chosen, measure
-from benchmarks.work import THREADS
 
 RESULTS = Path(__file__).parent / "results.json"
 
@@ -23,6 +22,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="measurements, or the first part of their names; default: all")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does everything run?")
     parser.add_argument("--out", type=Path, help=f"where to write JSON; default for a full run: {RESULTS.name}")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, here and in all children; default: 2")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print a result as markdown and stop")
     return parser.parse_args()
@@ -33,8 +33,8 @@ def main() -> int:
     if options.markdown:
         print(report.markdown(json.loads(options.markdown.read_text())))
         return 0
-    os.environ["OMP_NUM_THREADS"] = str(THREADS)  # for the children
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(options.threads)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the children
     measurements.enter_all()
     try:
         entries = chosen(options.names)

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from benchmarks.child import ROOT
-from benchmarks.work import THREADS
 
 
 def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "threads": THREADS,
+        "threads": torch.get_num_threads(),
         "load_at_start": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -4,7 +4,8 @@
 
 Gradients are closed form and taken at the chunk's anchor, and nothing loops over tokens; but the momenta, every
 Newton–Schulz iterate and the weights of all tokens of a chunk are tensors, and autograd keeps them. The retraction of
-chunk ends is left out: it does not act on these inputs, and without it this code does less than ours.
+chunk ends is left out: it does not act on these inputs, and without it this code does less than ours. The write limiter
+is left out on both sides.
 
 Shapes: B batch, T tokens, H heads, R = B·H rows, C tokens of a chunk, D key width.
 """
@@ -33,7 +34,7 @@ def memorize(
     gates: Gates,
     initial: Mapping[str, Tensor],
 ) -> tuple[Tensor, tuple[Weights, Weights]]:
-    """As `atlas_memory.ops.memorize`, for an MLP of identity features, regression, window 1, Muon at every token.
+    """As `atlas_memory.ops.memorize`, for an MLP with GELU, regression, window 1, Muon at every token.
 
     queries, keys, values (B, T, H, D), gates (B, T, H), initial {site: (H, out, in)}. Returns the answers (B, T, H, D)
     and the last weights and momentum.

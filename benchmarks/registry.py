@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -103,4 +104,4 @@ def measure(entry: Measurement, run: Run) -> dict[str, Any]:
         record |= {"status": "unavailable", "value": None, "reached": None, "note": str(reason)}
     except Exception:
         record |= {"status": "failed", "value": None, "reached": None, "note": traceback.format_exc()}
-    return record | {"took_seconds": time.perf_counter() - start}
+    return record | {"took_seconds": time.perf_counter() - start, "load": os.getloadavg()[0]}

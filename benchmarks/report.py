@@ -10,15 +10,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-# A spread between repetitions above this is shown: the machine had something else to do.
+# A spread between repetitions, or a load, above these is shown: the machine had something else to do. Two threads that
+# wait for each other on busy cores take many times as long, and that with hardly any spread.
 NOISY = 0.1
+BUSY = 2.75
 
 COLUMNS = ("what", "measured", "target", "reached")
 
 FORMATS: dict[str, Callable[[float], str]] = {
     "×": lambda value: f"{value:.0f}×" if value >= 100 else f"{value:.2f}×",
     "%": lambda value: f"{100 * value:.0f} %",
-    "1/": lambda value: f"1/{1 / value:.0f}" if 0 < value < 0.67 else f"{value:.2f}×",
+    "1/": lambda value: f"1/{1 / value:.3g}" if 0 < value < 0.67 else f"{value:.2f}×",
     "tokens/s": lambda value: f"{value:,.0f} tokens/s",
     "MB": lambda value: f"{value / 1e6:.1f} MB",
 }
@@ -32,8 +34,12 @@ def row(record: dict[str, Any]) -> tuple[str, str, str, str]:
         return record["what"], f"{record['status']}: {reason}", wanted, "–"
     what = f"{record['what']} ({record['note']})" if record["note"] else record["what"]
     reached = {True: "yes", False: "no", None: "–"}[record["reached"]]
-    noisy = f" ±{100 * record['noise']:.0f} %" if record["noise"] and record["noise"] > NOISY else ""
-    return what, show(record["value"]) + noisy, wanted, reached
+    return what, show(record["value"]) + _doubts(record), wanted, reached
+
+
+def _doubts(record: dict[str, Any]) -> str:
+    noisy = f" ±{100 * record['noise']:.0f} %" if (record["noise"] or 0) > NOISY else ""
+    return noisy + (f" (machine busy, load {record['load']:.1f})" if record["load"] > BUSY else "")
 
 
 def terminal_table(records: Sequence[dict[str, Any]], console: Console) -> None:

@@ -10,7 +10,6 @@ import psutil
 import torch
 
 from atlas_memory import Memory, MemoryState
-from benchmarks.work import THREADS
 
 CALL = 4096  # tokens
 
@@ -19,7 +18,6 @@ class Stream:
     """Reads random tokens in calls of CALL; remembers the state at named places."""
 
     def __init__(self, preset: str, dim: int, heads: int, key_width: int) -> None:
-        torch.set_num_threads(THREADS)
         torch.manual_seed(0)
         self.memory = Memory(dim, heads, preset, key_width=key_width)
         self.state: MemoryState | None = None

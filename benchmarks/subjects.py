@@ -17,7 +17,7 @@ from torch import Tensor
 from atlas_memory import Memory, MemorySpec, presets
 from atlas_memory.ops import Gates, memorize
 from benchmarks import plain_muon
-from benchmarks.work import THREADS, Work
+from benchmarks.work import Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +115,17 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 def titans_layer(tokens: int) -> Work:
-    torch.set_num_threads(THREADS)
     layer("titans", TINY).run(backward=True)
     return layer("titans", sized(tokens))
 
 
 def every_token_muon(tokens: int, plain: bool) -> Work:
     """Muon with an update at every token: ours, or with plain autograd."""
-    torch.set_num_threads(THREADS)
     operator = plain_muon.memorize if plain else memorize
+    muon_arguments(TINY).work(operator).run(backward=True)
+    return muon_arguments(sized(tokens)).work(operator)
 
-    def made(size: Size) -> Work:
-        return operator_arguments("titans", size, optimizer="muon", interval=1).work(operator)
 
-    made(TINY).run(backward=True)
-    return made(sized(tokens))
+def muon_arguments(size: Size) -> Arguments:
+    """For the one memory that `plain_muon` is written for: the paper's rule, without the write limiter."""
+    return operator_arguments("titans", size, optimizer="muon", interval=1, activation="gelu", limiter=False)

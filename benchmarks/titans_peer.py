@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from titans_pytorch import NeuralMemory
 
-from benchmarks.work import THREADS, Work
+from benchmarks.work import Work
 
 
 def warm_layer(**settings: Any) -> Work:
@@ -32,7 +32,6 @@ def layer(
     chunk_size: int,
     batch_size: int | None,
 ) -> Work:
-    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     network = {"depth": 2, "expansion_factor": float(expansion)}
     memory = NeuralMemory(

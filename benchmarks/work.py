@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-THREADS = 2
-
 
 class Work:
     """forward: does the work, and returns what is differentiated. leaves: what gets a gradient."""

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 
 from atlas_memory import MemorySpec
-from atlas_memory.spec import SITES
+from atlas_memory.spec import CHOICES, SITES
 
 
 @st.composite
@@ -18,7 +18,7 @@ def specs(draw: st.DrawFn) -> MemorySpec:
         "network": network,
         "feature": draw(st.sampled_from(["identity", "polynomial"])),
         "degree": draw(st.integers(1, 3)),
-        "activation": draw(st.sampled_from(["gelu", "gelu", "identity"])),
+        "activation": draw(st.sampled_from(CHOICES["activation"])),
         "objective": draw(st.sampled_from(["regression", "dot"])),
         "window": draw(st.sampled_from([1, 3, 7])),
         "optimizer": draw(st.sampled_from(["gd", "momentum", "muon"])),

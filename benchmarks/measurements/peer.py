@@ -22,7 +22,7 @@ from benchmarks.work import Work
 OURS = "atlas_memory"
 # Its anchor interval, in its coarser favourite of one update per 64 tokens: its default, and ours.
 COARSE = {"titans_pytorch, batch_size None": None, "titans_pytorch, batch_size 64": 64}
-# Per-token updates are so slow there, and need so much memory, that a shorter sequence must do: tokens/s hardly change.
+# Per-token updates are so slow there, and need so much memory, that a shorter sequence must do, for both.
 EQUAL_TOKENS = 256
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import typer
@@ -20,13 +19,17 @@ console = Console()
 @app.command()
 def demo(
     tokens: Annotated[int, typer.Option(help="Length of the stream.", min=1)] = 1_000_000,
-    preset: Annotated[str, typer.Option(help="A memory of the regression kind: see `atlas-memory presets`.")] = "titans",
+    preset: Annotated[
+        str, typer.Option(help="A memory of the regression kind: see `atlas-memory presets`.")
+    ] = "titans",
 ) -> None:
     """Read a long stream, and ask for facts told at its start.
 
     Example: atlas-memory demo --tokens 200000 --preset gated_deltanet
     """
-    table = Table("tokens read", "state", "tokens/s", "facts recalled", title=f"{preset}: 32 facts, then background only")
+    table = Table(
+        "tokens read", "state", "tokens/s", "facts recalled", title=f"{preset}: 32 facts, then background only"
+    )
     bar = Progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,} tokens"), TimeRemainingColumn())
     shown = 0
     with bar:
@@ -50,9 +53,8 @@ def list_presets() -> None:
 
     Example: atlas-memory presets
     """
-    fields = ("feature", "network", "objective", "window", "optimizer", "gradient_at", "retention", "exact")
+    fields = ("feature", "network", "objective", "window", "optimizer", "exact")
     table = Table("preset", *fields)
     for name, spec in presets.items():
-        values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)} | {"exact": spec.exact}
-        table.add_row(name, *(str(values[field]) for field in fields))
+        table.add_row(name, *(str(getattr(spec, field)) for field in fields))
     console.print(table)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atlas_memory.layers.memory import InitialWeights
 from atlas_memory.ops import Gates, MemoryState, memorize, recall
 from atlas_memory.spec import MemorySpec, presets
 
@@ -37,9 +38,9 @@ def read_stream(preset: str, tokens: int, facts: int = 32, seed: int = 0) -> Ite
     generator = torch.Generator().manual_seed(seed)
     keys = F.normalize(torch.randn(facts, 64, generator=generator), dim=-1)
     values = F.normalize(torch.randn(facts, 64, generator=generator), dim=-1)
-    initial = {site: torch.zeros(1, *shape) for site, shape in spec.site_shapes().items()}
-    if spec.network != "matrix":
-        initial = {s: torch.randn(1, *shape, generator=generator) / shape[0] ** 0.5 for s, shape in spec.site_shapes().items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        initial = InitialWeights(spec, heads=1)()
     state: MemoryState | None = None
     done, began = 0, time.perf_counter()
     while done < tokens:

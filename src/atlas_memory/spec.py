@@ -43,7 +43,7 @@ class MemorySpec:
     feature: str = "identity"
     degree: int = 2  # of the polynomial
     network: str = "mlp"
-    activation: str = "gelu"
+    activation: str = "centred_gelu"
     fast: tuple[str, ...] = _FITTING  # which layers learn while reading: all of them
     residual: bool = _FITTING  # z + …: yes for deep networks, no for a matrix
     expansion: int = _FITTING  # hidden width / key width: 4, and 2 under a polynomial
@@ -97,14 +97,14 @@ class MemorySpec:
 
     @property
     def retracts(self) -> bool:
-        """Whether chunk ends are retracted. Exact memories cannot outgrow linear growth, but for heavy-ball momentum."""
+        """Whether chunk ends are retracted. Exact memories grow linearly at most, but for heavy-ball momentum."""
         resonant = self.objective == "regression" and self.optimizer == "momentum"
         return self.retraction is not None and (not self.exact or resonant)
 
     @property
     def limits_writes(self) -> bool:
-        """Whether the write limiter can act: the dot objective has no curvature, and Muon's steps are bounded."""
-        return self.limiter and self.objective == "regression" and self.optimizer != "muon"
+        """Whether the write limiter can act: the dot objective has no curvature."""
+        return self.limiter and self.objective == "regression"
 
     @property
     def carries_momentum(self) -> bool:

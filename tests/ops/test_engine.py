@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from atlas_memory import MemorySpec
 from atlas_memory.ops import Gates, memorize, memorize_reference
@@ -69,9 +69,14 @@ def test_axis_of_deep_memories(base: str, axis: dict[str, Any]) -> None:
     _compare(MemorySpec(**{**SMALL, **BASES[base], **axis}))
 
 
+EXPLODED = 1e5
+
+
 def _compare_reading(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
     problem, lengths = make_problem(spec, count=reading["count"], seed=seed), reading["lengths"]
     expected = solve(memorize_reference, problem, lengths=lengths)
+    # Without guards some memories are chaotic: the rounding errors of either side grow along with the gradients.
+    assume(max(float(gradient.abs().max()) for gradient in expected.gradients.values()) < EXPLODED)
     assert_same(solve(memorize, problem, splits=reading["splits"], lengths=lengths), expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,6 +21,12 @@ CASES = [
     for activation in CHOICES["activation"]
     for residual in ([False] if network == "matrix" else [False, True])
 ]
+# Activation, and its mean square for unit-variance inputs, which the scale undoes.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
+    "gelu": (F.gelu, 0.425),
+    "centred_gelu": (lambda u: F.gelu(u) - 0.2821, 0.425 - 0.2821**2),
+    "identity": (lambda u: u, None),
+}
 IDS = [",".join(str(value) for value in case.values()) for case in CASES]
 
 
@@ -38,10 +45,8 @@ def _formula(spec: MemorySpec, weights: dict[str, Tensor], z: Tensor, raw: Tenso
     """eq. 42, 43 and 45, as printed, with hidden activations scaled to unit norm."""
     if spec.network == "matrix":
         return z @ weights["down"].mT
-    if spec.activation == "gelu":
-        activation, scale = F.gelu, 1 / math.sqrt(0.425 * spec.hidden_width)
-    else:
-        activation, scale = (lambda u: u), 1.0
+    activation, power = ACTIVATIONS[spec.activation]
+    scale = 1.0 if power is None else 1 / math.sqrt(power * spec.hidden_width)
     if spec.network == "mlp":
         hidden = activation(z @ weights["up"].mT)
     else:
@@ -93,20 +98,32 @@ def test_factors_are_differentiable(case: dict) -> None:
     assert torch.autograd.gradcheck(function, tuple(x.clone().requires_grad_() for x in tensors))
 
 
+@pytest.mark.parametrize("name", [name for name, (_, power) in ACTIVATIONS.items() if power is not None])
+def test_constants_are_moments_of_the_normal_distribution(name: str) -> None:
+    function, power = ACTIVATIONS[name]
+    u = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
+    density = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi)
+    assert abs(float(torch.trapezoid(function(u).square() * density, u)) - power) < 1e-3
+    if name.startswith("centred"):
+        assert abs(float(torch.trapezoid(function(u) * density, u))) < 1e-3
+
+
 @pytest.mark.parametrize("width", [16, 256])
-def test_hidden_activations_have_about_unit_norm(width: int) -> None:
+@pytest.mark.parametrize("activation", [name for name, (_, power) in ACTIVATIONS.items() if power is not None])
+def test_hidden_activations_have_about_unit_norm(activation: str, width: int) -> None:
     """So that a step in (0, 1) means the same for every layer."""
-    spec = MemorySpec(network="mlp", key_width=width, expansion=4)
+    spec = MemorySpec(network="mlp", activation=activation, key_width=width, expansion=4)
     z = F.normalize(torch.randn(1, 500, width), dim=-1)
     weights = {"up": torch.randn(1, 4 * width, width), "down": torch.zeros(1, width, 4 * width)}
     _, factors = memory_network(spec).factors(Dense(weights), z, z, lambda y: y)
     assert abs(float(factors["down"].inputs.square().sum(-1).mean()) - 1) < 0.15
 
 
+@pytest.mark.parametrize("activation", CHOICES["activation"])
 @pytest.mark.parametrize("network", ["mlp", "gated_mlp"])
-def test_curvature_bounds_the_layers_above(network: str) -> None:
+def test_curvature_bounds_the_layers_above(network: str, activation: str) -> None:
     """‖∂ prediction / ∂ (a first layer's output)‖² ≤ curvature · sensitivity² · ‖W_down‖²: the limiter relies on it."""
-    spec = MemorySpec(network=network, key_width=3, expansion=2)
+    spec = MemorySpec(network=network, activation=activation, key_width=3, expansion=2)
     weights, z, raw, _ = _setting(spec)
     _, factors = memory_network(spec).factors(Dense(weights), z, raw, lambda y: y)
     for site in spec.feature_sites:

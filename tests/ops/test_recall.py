@@ -49,6 +49,7 @@ def test_rows_at_different_places_of_the_update_schedule() -> None:
 @settings(max_examples=60)
 @given(spec=specs(), reading=readings(), seed=st.integers(0, 2**16))
 def test_any_spec(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
+    spec = spec.replace(retraction=None)  # which comes between a chunk's last answer and the state
     count = reading["count"]
     lengths = reading["lengths"] or [count, count]
     if any(lengths):

@@ -17,15 +17,19 @@ from atlas_memory.spec import MemorySpec
 # the slope inside is not zero. 0.1 puts them at logits of ±2.4.
 STRETCH = 0.1
 
-# Where gates start. Retention: a head that keeps α = 1 − f halves its memory in ln 2/f tokens; the first head starts at
-# 7 thousand tokens and the last at 70 thousand, so that facts survive a long document before anything is learned, and
-# heads differ. Momentum: θ = 0.5 averages two tokens; more would make every write overshoot before the steps are
-# learned. Step: half of the error at the delta rule's scale. Under Muon every step has the same size, however small
-# the error: η̄ = Σ η over an interval starts at 0.5. Window: a token's own gradient counts fully, older ones little,
-# since each was already written when it was new.
+# Where gates start.
+#
+# Retention: a head that keeps α = 1 − f halves its memory in ln 2 / f tokens; the first head starts at 7 thousand
+# tokens and the last at 70 thousand, so that facts survive a long document before anything is learned, and heads
+# differ.
 FORGETTING = (1e-4, 1e-5)
+# Momentum: θ = 0.5 averages two tokens; more would make every write overshoot before the steps are learned. Muon looks
+# at its momentum only once per interval, and must still see the interval's first half there.
 MOMENTUM = 0.5
-STEP = 0.5
+# Step: a tenth of the error. Reads are normalised, so that weakly written facts are read as well as strong ones, but
+# strongly written noise erases them: before the gate has learned to tell them apart, less is more.
+STEP = 0.1
+# Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
 
 
@@ -63,13 +67,14 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
     """{gate: (H, width)}, in the order of the logits. Gates that a spec holds constant are absent."""
     values: dict[str, Tensor] = {}
     if spec.retention == "learned":
-        forgetting = torch.logspace(*(math.log10(f) for f in FORGETTING), heads, dtype=torch.float64)
+        fast, slow = (math.log10(rate) for rate in FORGETTING)
+        forgetting = torch.logspace(fast, slow, heads, dtype=torch.float64)
         values["retention"] = 1 - forgetting[:, None]
     if spec.carries_momentum:
-        values["momentum"] = torch.full((heads, 1), MOMENTUM, dtype=torch.float64)
+        momentum = max(MOMENTUM, 1 - 2 / spec.interval) if spec.optimizer == "muon" else MOMENTUM
+        values["momentum"] = torch.full((heads, 1), momentum, dtype=torch.float64)
     if spec.step == "learned":
-        step = STEP / spec.interval if spec.optimizer == "muon" else STEP
-        values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
+        values["step"] = torch.full((heads, 1), STEP, dtype=torch.float64)
     if spec.window > 1:
         own, older = WINDOW
         values["window"] = torch.tensor([own] + [older] * (spec.window - 1), dtype=torch.float64).expand(heads, -1)

@@ -26,7 +26,7 @@ def read_dense(
     deltas: Tensor,
 ) -> Tensor:
     """a·xWᵀ − σ·xSᵀ − mixing δ (R, Q, out). x (R, Q, in), decay a and crossing σ (R, Q), mixing (R, Q, N)."""
-    result: Tensor = _Read.apply(x, weight, momentum, decay, crossing, mixing, deltas)  # type: ignore[no-untyped-call]
+    result: Tensor = _Read.apply(x, weight, momentum, decay, crossing, mixing, deltas)
     return result
 
 
@@ -88,7 +88,7 @@ def fold_dense(
 
     scale, other_scale (R,), coefficients c (R, N), deltas (R, N, out), inputs (R, N, in).
     """
-    result: Tensor = _Fold.apply(base, scale, other, other_scale, coefficients, deltas, inputs)  # type: ignore[no-untyped-call]
+    result: Tensor = _Fold.apply(base, scale, other, other_scale, coefficients, deltas, inputs)
     return result
 
 
@@ -140,7 +140,7 @@ def retract(x: Tensor, root_mean_square: float) -> tuple[Tensor, Tensor]:
     give a factor of 0: an emptied weight, and finite all the same.
     """
     radius = root_mean_square * (x.shape[-2] * x.shape[-1]) ** 0.5
-    result, factor = _Retract.apply(x, radius)  # type: ignore[no-untyped-call]
+    result, factor = _Retract.apply(x, radius)
     return result, factor
 
 

@@ -11,7 +11,7 @@ uses, Q queries, D key width, V value width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -205,7 +205,7 @@ def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> lis
         known = spec.optimizer != "muon" and spec.surprise_retention is None
         coefficients = _linear(chunks, size) if known else None
         bound = None
-        if spec.limits_writes:
+        if spec.limits_writes and spec.optimizer != "muon":
             step = None if coefficients is None else coefficients.steps()
             gram = feature.kernel(chunks.keys, chunks.keys).abs()
             bound = Bound(gram, step, None if step is None else _written(step))
@@ -274,7 +274,9 @@ def _update(
         assert anchor.pending is not None
         points = update_points(spec, place, size)
         rows = muon_coefficients(gates, anchor.pending, points, chunk.keys[:, -size:], chunk.keys.shape[1])
-        return Muon(anchor, factors, rows, points, spec.newton_schulz_steps), record
+        curvatures = _curvatures(model, anchor, factors) if spec.limits_writes else {}
+        muon = Muon(anchor, factors, rows, points, spec.newton_schulz_steps, curvatures)
+        return muon, None if record is None else record._replace(limits=muon.token_limits())
     coefficients = prepared.coefficients if prepared.coefficients is not None else _linear(chunk, size)
     limits = _limits(model, anchor, factors, coefficients, prepared.bound)
     record = None if record is None else record._replace(limits=limits)
@@ -311,16 +313,21 @@ def _limits(
         return {}
     step = coefficients.steps() if bound.step is None else bound.step
     written = _written(step) if bound.written is None else bound.written
-    above = None
-    if any(site != "down" for site in factors):
-        above = model.network.curvature * squared_norm_bound(anchor.weights["down"])
-    limits = {}
+    curvatures, limits = _curvatures(model, anchor, factors), {}
     for site, (inputs, _, sensitivity) in factors.items():
         gram = bound.gram if site in model.spec.feature_sites else torch.bmm(inputs, inputs.mT).abs()
         if sensitivity is not None:
             gram = gram * sensitivity[:, :, None] * sensitivity[:, None, :]
-        limits[site] = write_limit(step, written, gram, None if site == "down" else above)
+        limits[site] = write_limit(step, written, gram, curvatures[site])
     return limits
+
+
+def _curvatures(model: Model, anchor: FastWeights, sites: Iterable[str]) -> dict[str, Tensor | None]:
+    """What the layers above each site add to its bound, at the anchor (R, 1); None: nothing."""
+    if all(site == "down" for site in sites):
+        return {"down": None}
+    above = model.network.curvature * squared_norm_bound(anchor.weights["down"])
+    return {site: None if site == "down" else above for site in sites}
 
 
 def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:

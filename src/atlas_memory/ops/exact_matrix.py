@@ -39,7 +39,7 @@ def impulse_chunk(
     feature: Feature, keys: Tensor, values: Tensor, gates: Gates, decayed: bool, limiter: bool
 ) -> ImpulseChunk:
     """keys (..., C, W, D), values (..., C, W, V): windows of every token, offset 0 first; gates (..., C)."""
-    tokens, width = keys.shape[-3:-1]
+    width = keys.shape[-2]
     like = keys[..., 0, :]
     gamma = torch.ones_like(keys[..., 0]) if gates.window is None else gates.window
     omega = gamma

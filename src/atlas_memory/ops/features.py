@@ -51,7 +51,7 @@ class Polynomial:
     def expand(self, x: Tensor) -> Tensor:
         parts = [torch.ones_like(x[..., :1]), x]
         for first, rest in self.factors:
-            product: Tensor = _SelectedProduct.apply(x, parts[-1], first, rest)  # type: ignore[no-untyped-call]
+            product: Tensor = _SelectedProduct.apply(x, parts[-1], first, rest)
             parts.append(product)
         return torch.cat(parts, dim=-1) * self.scales
 
@@ -85,7 +85,7 @@ def _monomial_counts(width: int, degree: int) -> list[int]:
 
 
 def _factor_indices(width: int, degree: int) -> tuple[list[int], list[int]]:
-    """Each monomial x_i x_j … is x_i times a monomial of one degree less: the places of both, in lexicographic order."""
+    """Each monomial x_i x_j … is x_i times a monomial of one degree less: both places, in lexicographic order."""
     lower = {m: n for n, m in enumerate(itertools.combinations_with_replacement(range(width), degree - 1))}
     monomials = list(itertools.combinations_with_replacement(range(width), degree))
     return [m[0] for m in monomials], [lower[m[1:]] for m in monomials]

@@ -152,7 +152,7 @@ class _GeluAndSlope(torch.autograd.Function):
 
 
 def _gelu_and_slope(u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    value, slope = _GeluAndSlope.apply(u, scale)  # type: ignore[no-untyped-call]
+    value, slope = _GeluAndSlope.apply(u, scale)
     return value, slope
 
 

@@ -71,7 +71,7 @@ def _normalise(matrix: Tensor, floor: float) -> Tensor:
 def _iterate(matrix: Tensor, polynomials: Sequence[Coefficients]) -> Tensor:
     rows, columns = matrix.shape[-2:]
     flat = matrix.reshape(-1, rows, columns)
-    result: Tensor = _Iteration.apply(flat, tuple(polynomials))  # type: ignore[no-untyped-call]
+    result: Tensor = _Iteration.apply(flat, tuple(polynomials))
     return result.reshape(matrix.shape)
 
 

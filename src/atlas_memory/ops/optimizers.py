@@ -12,6 +12,7 @@ Shapes: leading dimensions (...), C tokens of the chunk, W window width, N = C +
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,10 @@ class Coefficients(NamedTuple):
     momentum: Tensor | None  # τ (..., C)
     writes: Tensor  # P (..., C, N)
     gathers: Tensor | None  # B (..., C, N)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Coefficients:
+        leaves: list[Any] = [None if leaf is None else function(leaf) for leaf in self]
+        return Coefficients(*leaves)
 
     def steps(self) -> Tensor:
         """P + σB: what bounds the move along each gradient, now and by the momentum it leaves (write limiter)."""
@@ -125,7 +130,7 @@ def decay_matrix(gate: Tensor | None, like: Tensor) -> Tensor:
     tokens = like.shape[-2]
     if gate is None:
         return torch.ones(tokens, tokens, dtype=like.dtype, device=like.device).tril()
-    result: Tensor = _DecayMatrix.apply(gate)  # type: ignore[no-untyped-call]
+    result: Tensor = _DecayMatrix.apply(gate)
     return result
 
 

@@ -6,6 +6,7 @@ middle of the work. Shapes: B rows, T tokens; x (B, T, ...).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -57,7 +58,7 @@ class Packing:
         if cu_seqlens is not None:
             self.bounds = _checked_bounds(cu_seqlens, batch, tokens)
             self.starts = self.bounds[:-1]
-            self.lengths = [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
+            self.lengths = [end - start for start, end in itertools.pairwise(self.bounds)]
         elif mask is not None:
             self.starts, self.lengths = _checked_mask(mask, batch, tokens)
 
@@ -91,12 +92,7 @@ def _checked_bounds(cu_seqlens: Tensor | Lengths, batch: int, tokens: int) -> li
     bounds = [int(n) for n in (cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)]
     if batch != 1:
         raise ValueError(f"cu_seqlens needs one row that holds all sequences, got a batch of {batch}.")
-    if (
-        len(bounds) < 2
-        or bounds[0] != 0
-        or bounds[-1] != tokens
-        or any(a > b for a, b in zip(bounds, bounds[1:], strict=False))
-    ):
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens={bounds} must rise from 0 to the number of tokens, {tokens}.")
     return bounds
 

@@ -30,6 +30,7 @@ from atlas_memory.ops.stability import (
     safe_norm,
     shrink_factor,
     squared_norm_bound,
+    step_limit,
     surprise_weighted,
     write_limit,
 )
@@ -125,7 +126,7 @@ def _read_chunk(
         crossing = alpha * crossing + momentum
 
         if spec.optimizer == "muon":
-            now = _muon_step(spec, now, anchor, gradients, gathers, momentum, alpha, token.step, place)
+            now = _muon_step(call, now, anchor, seen, decays, gradients, gathers, momentum, alpha, token.step, place)
         else:
             limits = _limits(call, anchor, seen, decays, writes, gathers, crossing)
             now = _linear_step(anchor, gradients, writes, gathers, weight, crossing, momentum, limits)
@@ -194,9 +195,11 @@ def _linear_step(
 
 
 def _muon_step(
-    spec: MemorySpec,
+    call: Call,
     now: FastWeights,
     anchor: FastWeights,
+    seen: list[Token],
+    decays: list[Tensor],
     gradients: list[dict[str, Tensor]],
     gathers: list[Tensor],
     momentum: Tensor,
@@ -206,6 +209,7 @@ def _muon_step(
 ) -> FastWeights:
     """S_t = τ S + Σ B ∇;  W_t = α W_{t−1} − η̄ NS(S_t) at update points, counted from the sequence's own start."""
     assert now.pending is not None
+    spec = call.spec
     pending = alpha * now.pending + eta  # η̄
     is_update = place % spec.interval == spec.interval - 1
     weights, momenta = dict(now.weights), dict(now.momentum)
@@ -214,6 +218,11 @@ def _muon_step(
         weights[site] = alpha[:, None, None] * now.weights[site]
         if is_update:
             step = newton_schulz(momenta[site], spec.newton_schulz_steps)
+            if spec.limits_writes:
+                inputs, sensitivity, curvature = _bound_terms(call, anchor, seen, decays)[site]
+                loss_weights = torch.stack(gathers, dim=-1) * sensitivity.square()
+                arguments = pending[:, None], step[:, None], momenta[site][:, None], inputs, loss_weights[:, None]
+                step = step * step_limit(*arguments, curvature)[..., None]
             weights[site] = weights[site] - pending[:, None, None] * step
     return FastWeights(weights, momenta, torch.zeros_like(pending) if is_update else pending)
 
@@ -228,23 +237,31 @@ def _limits(
     crossing: Tensor,
 ) -> dict[str, Tensor]:
     """ℓ_t of every fast layer (H,)."""
-    spec, network = call.spec, memory_network(call.spec)
-    if not spec.limits_writes:
+    if not call.spec.limits_writes:
         return {}
+    step = torch.stack([p + crossing * b for p, b in zip(writes, gathers, strict=True)], dim=-1)[:, None]
+    limits = {}
+    for site, (inputs, sensitivity, curvature) in _bound_terms(call, anchor, seen, decays).items():
+        gram = (inputs @ inputs.mT).abs() * sensitivity[:, :, None] * sensitivity[:, None, :]
+        limits[site] = write_limit(step, (step > 0).to(step.dtype), gram, curvature)[:, 0]
+    return limits
+
+
+def _bound_terms(
+    call: Call, anchor: FastWeights, seen: list[Token], decays: list[Tensor]
+) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+    """Per fast layer: its inputs (H, N, in), their sensitivities (H, N), and the curvature above it (H, 1)."""
+    spec, network = call.spec, memory_network(call.spec)
     keys = torch.stack([token.key for token in seen], dim=1)  # (H, N, D)
     reader = Dense(anchor.weights, torch.stack(decays, dim=1)[..., None])
     _, factors = network.factors(reader, call.feature.expand(keys), keys, lambda prediction: prediction)
-    step = torch.stack([p + crossing * b for p, b in zip(writes, gathers, strict=True)], dim=-1)[:, None]
-    limits = {}
+    above = network.curvature * squared_norm_bound(anchor.weights["down"])
+    terms = {}
     for site in spec.fast:
-        gram = (factors[site].inputs @ factors[site].inputs.mT).abs()
-        sensitivity = factors[site].sensitivity
-        if sensitivity is not None:
-            gram = gram * sensitivity[:, :, None] * sensitivity[:, None, :]
-        above = site != "down"
-        curvature = network.curvature * squared_norm_bound(anchor.weights["down"]) if above else None
-        limits[site] = write_limit(step, (step > 0).to(step.dtype), gram, curvature)[:, 0]
-    return limits
+        inputs, _, sensitivity = factors[site]
+        sensitivity = torch.ones_like(inputs[..., 0]) if sensitivity is None else sensitivity
+        terms[site] = (inputs, sensitivity, None if site == "down" else above)
+    return terms
 
 
 def _retract(spec: MemorySpec, now: FastWeights) -> FastWeights:

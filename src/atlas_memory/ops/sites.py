@@ -20,6 +20,7 @@ from atlas_memory.ops.dense import fold_dense, read_dense
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
+from atlas_memory.ops.stability import step_limit
 
 
 class FastWeights(NamedTuple):
@@ -84,7 +85,7 @@ class Linear:
     def fold(self, last: Tensor | int) -> FastWeights:
         """The weights and momentum at token `last` of the chunk: one for all rows, or one each (R,)."""
         weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
-        rows = Coefficients(*(None if leaf is None else at_token(leaf, last) for leaf in self.coefficients))
+        rows = self.coefficients.map(lambda leaf: at_token(leaf, last))
         for site, (inputs, deltas, _) in self.factors.items():
             limit = at_token(self.limits[site], last)[:, None] if site in self.limits else 1
             weight, carried = self.anchor.weights[site], self.anchor.momentum.get(site)
@@ -105,18 +106,36 @@ class Muon:
         coefficients: MuonCoefficients,
         update_points: list[int],
         steps: int,
+        curvatures: Mapping[str, Tensor | None],
     ) -> None:
+        """curvatures: {site: (R, 1) or None} of the layers above, for the step limiter; empty where it is off."""
         self.anchor, self.factors, self.coefficients = anchor, factors, coefficients
-        self.points = update_points
-        self.steps = {site: self._orthogonal_steps(site, steps) for site in factors} if update_points else {}
+        self.points, self.curvatures = update_points, curvatures
+        self.limits: dict[str, Tensor] = {}  # {site: ℓ (R, K)}
+        self.steps = {site: self._steps(site, steps) for site in factors} if update_points else {}
         self.stacks = {site: self._weights_at_points(site) for site in self.steps}
 
-    def _orthogonal_steps(self, site: str, steps: int) -> Tensor:
-        """NS(S_u) (R, K, out, in) at every update point u."""
-        inputs, deltas, _ = self.factors[site]
+    def _steps(self, site: str, steps: int) -> Tensor:
+        """ℓ_u NS(S_u) (R, K, out, in) at every update point u."""
+        inputs, deltas, sensitivity = self.factors[site]
         gathers = self.coefficients.gathers[:, self.points]  # (R, K, N)
         kept = self.coefficients.momentum[:, self.points, None, None] * self.anchor.momentum[site][:, None]
-        return newton_schulz(kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None], steps)
+        gathered = kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None]
+        step = newton_schulz(gathered, steps)
+        if site not in self.curvatures:
+            return step
+        size = torch.stack([self.coefficients.updates[:, point, u] for u, point in enumerate(self.points)], dim=1)
+        weights = gathers if sensitivity is None else gathers * sensitivity.square()[:, None]
+        self.limits[site] = step_limit(size, step, gathered, inputs, weights, self.curvatures[site])
+        return step * self.limits[site][..., None, None]
+
+    def token_limits(self) -> dict[str, Tensor]:
+        """{site: ℓ (R, C)}: 1 but at update points."""
+        every = torch.ones_like(self.coefficients.weight)
+        points = torch.tensor(self.points, device=every.device, dtype=torch.long)
+        return {site: every.index_copy(1, points, limit) for site, limit in self.limits.items()} or dict.fromkeys(
+            self.curvatures, every
+        )
 
     def _weights_at_points(self, site: str) -> Tensor:
         """W_u (R, K, out, in) just after every update point."""
@@ -129,7 +148,7 @@ class Muon:
         weight = self.anchor.weights[site]
         if site not in self.factors:
             return torch.bmm(x, weight.mT)
-        tokens, start = self.coefficients.weight.shape[1], self.coefficients.weight.shape[1] - x.shape[1]
+        start = self.coefficients.weight.shape[1] - x.shape[1]
         since = self.coefficients.since[:, start:, None]
         if not self.points or start >= self.points[-1]:
             last = self.stacks[site][:, -1] if self.points else weight

@@ -1,4 +1,4 @@
-"""The three guards of docs/method.md §9, and nothing else: they are part of the definition, so the reference uses them too.
+"""The three guards of docs/method.md §9: they are part of the definition, so the reference uses them too.
 
 safe inputs      normalisations that neither overflow nor divide by zero
 write limiter    ℓ_t, so that one chunk of gradients taken at one anchor cannot overshoot
@@ -64,11 +64,27 @@ def write_limit(step: Tensor, written: Tensor, gram: Tensor, curvature: Tensor |
 
     step (R, C, N): how far token t's state has moved along each gradient, P + σB; written: 1 where it has, else 0. gram
     (R, N, N): absolute inner products of the layer's inputs, weighted with the sensitivities of the layers above.
-    curvature (R, 1) or None: what those layers add at the anchor. λ_t is Gershgorin's bound on the largest eigenvalue of
-    the step: its largest row sum, over the tokens that are written at all.
+    curvature (R, 1) or None: what those layers add at the anchor. λ_t is Gershgorin's bound on the largest eigenvalue
+    of the step: its largest row sum, over the tokens that are written at all.
     """
     row_sums = (torch.bmm(step, gram) * written).amax(-1)
     return shrink_factor(row_sums if curvature is None else row_sums * curvature, 1.0)
+
+
+def step_limit(
+    size: Tensor, step: Tensor, momentum: Tensor, inputs: Tensor, weights: Tensor, curvature: Tensor | None
+) -> Tensor:
+    """ℓ of Muon's steps: never past the minimum of the windowed loss along the step. Returns (R, K).
+
+    An orthogonalised step has the same size however small the error; unlimited, it would circle around the minimum.
+    Along step O (R, K, out, in) the loss falls by size·⟨S, O⟩ and rises by size²/2 Σ_i w_i ‖O x_i‖², with S the
+    momentum and w (R, K, N) the weights of the inputs x (R, N, in) in it. size (R, K); curvature (R, 1) as in
+    `write_limit`.
+    """
+    slope = (momentum * step).sum((-2, -1))
+    bend = ((step @ inputs.mT[:, None]).square().sum(-2) * weights).sum(-1)
+    bend = bend if curvature is None else bend * curvature
+    return shrink_factor(size * bend / (slope + torch.finfo(slope.dtype).eps), 1.0)
 
 
 def squared_norm_bound(weight: Tensor) -> Tensor:
