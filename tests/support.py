@@ -82,7 +82,9 @@ class Problem:
         return self.replace(gates=Gates(*inside))
 
     def part(self, begin: int, end: int | None = None) -> tuple[Tensor, Tensor, Tensor, Gates]:
-        """Queries, keys, values and gates of some of the tokens."""
+        """Queries, keys, values and gates of some of the tokens; of all of them, the leaves themselves."""
+        if begin == 0 and end in (None, self.count):
+            return self.queries, self.keys, self.values, self.gates
         cut = slice(begin, end)
         gates = Gates(*(None if gate is None else gate[:, cut] for gate in self.gates))
         return self.queries[:, cut], self.keys[:, cut], self.values[:, cut], gates

@@ -81,6 +81,8 @@ class MemorySpec:
         for name, value in fitting.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if isinstance(self.fast, list):  # as JSON has it
+            object.__setattr__(self, "fast", tuple(self.fast))
         _check_combinations(self)
 
     @property
@@ -136,7 +138,7 @@ class MemorySpec:
         return {site: last if site == "down" else first for site in SITES[self.network]}
 
     def replace(self, **changes: Any) -> MemorySpec:
-        return dataclasses.replace(self, **changes)
+        return MemorySpec.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -144,8 +146,7 @@ class MemorySpec:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> MemorySpec:
         _check_field_names(fields)
-        fast = fields.get("fast")
-        return cls(**{**fields, "fast": None if fast is None else tuple(fast)})
+        return cls(**fields)
 
     def differences(self, other: MemorySpec) -> str:
         """The fields in which two specs differ, in words."""
@@ -226,14 +227,16 @@ def _check_numbers(spec: MemorySpec) -> None:
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (real and 0 < value < math.inf):
             raise ValueError(f"{name}={value!r} must be a positive finite number, or None to switch it off.")
-    for name in ("tie_retention", "limiter"):
-        if not isinstance(getattr(spec, name), bool):
-            raise ValueError(f"{name}={getattr(spec, name)!r} must be True or False.")
+    for name in ("tie_retention", "limiter", "residual"):
+        value = getattr(spec, name)
+        if not isinstance(value, bool) and not (name == "residual" and value is None):
+            raise ValueError(f"{name}={value!r} must be True or False.")
 
 
 def _check_combinations(spec: MemorySpec) -> None:
     sites = SITES[spec.network]
-    if not spec.fast or not set(spec.fast) <= set(sites) or len(set(spec.fast)) != len(spec.fast):
+    named = isinstance(spec.fast, tuple) and spec.fast and set(spec.fast) <= set(sites)
+    if not named or len(set(spec.fast)) != len(spec.fast):
         raise ValueError(f"fast={spec.fast!r} must name one or more layers of network={spec.network!r}: {sites}.")
     if spec.residual and spec.value_width != spec.key_width:
         raise ValueError(

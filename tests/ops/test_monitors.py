@@ -182,7 +182,7 @@ def test_limiter_reports_every_fast_layer(network: str) -> None:
         assert (values.diff() <= 1e-12).all(), site  # every repeat makes the bound tighter
 
 
-@pytest.mark.parametrize("fields", [{"limiter": False}, {"objective": "dot"}, {"optimizer": "muon"}])
+@pytest.mark.parametrize("fields", [{"limiter": False}, {"objective": "dot"}])
 def test_no_limiter_no_report(fields: dict[str, Any]) -> None:
     monitors = Monitors()
     read(memorize, make_problem(MemorySpec(**{**SMALL, **fields})), monitors=monitors)

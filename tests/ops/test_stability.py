@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas_memory import MemorySpec
+from atlas_memory import MemorySpec, Monitors
 from atlas_memory.ops import Gates, memorize
 from atlas_memory.ops.stability import (
     cap,
@@ -19,6 +19,7 @@ from atlas_memory.ops.stability import (
     squared_norm_bound,
     surprise_weighted,
 )
+from tests.support import make_problem, read
 
 MAGNITUDES = [0.0, 1e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30]
 SAFE = {
@@ -157,6 +158,45 @@ def test_repeated_keys_overshoot_only_without_the_limiter(optimizer: str) -> Non
 def test_repeated_key_is_learned_under_the_limiter() -> None:
     _, error = _repeated_key(640, optimizer="gd", limiter=True)
     assert error < 1e-6
+
+
+@pytest.mark.parametrize("step", [0.01, 1.0])
+def test_muon_stops_at_the_minimum_along_its_step(step: float) -> None:
+    """Small steps are taken whole; large ones end where the loss that its momentum gathered is flat along the step."""
+    spec = MemorySpec(network="matrix", optimizer="muon", key_width=3, chunk=4, retention="one")
+    problem = make_problem(spec, batch=1, count=4, heads=1).with_gates_inside()
+    momentum = problem.gates.momentum.detach().clamp_max(spec.largest_momentum)
+    gates = Gates(momentum=momentum, step=torch.full((1, 4, 1), step, dtype=torch.float64))
+    monitors = Monitors()
+    _, state = read(memorize, problem.replace(gates=gates), monitors=monitors)
+    weights = torch.stack([momentum[0, i + 1 :, 0].prod() for i in range(4)])  # of the tokens in the momentum
+    before, after = problem.initial["down"][0].detach(), state.tensors["weights.down"][0, 0].detach()
+    slopes = []
+    for weight in (before, after):
+        errors = problem.keys[0, :, 0].detach() @ weight.mT - problem.values[0, :, 0].detach()
+        gradient = (weights[:, None] * errors).mT @ problem.keys[0, :, 0].detach()
+        slopes.append(float((gradient * (after - before)).sum()))
+    limit = float(monitors.limiter["down"][0, -1, 0].detach())
+    assert slopes[0] < 0
+    if step < 0.1:
+        assert limit == 1
+        assert slopes[1] < 0
+    else:
+        assert limit < 1
+        assert abs(slopes[1]) < 1e-6 * abs(slopes[0])
+
+
+def test_muon_settles_only_under_the_limiter() -> None:
+    """An orthogonal step has the same size however small the error: unlimited, it circles around the minimum."""
+    errors = {}
+    for limiter in (True, False):
+        spec = MemorySpec(network="matrix", optimizer="muon", key_width=4, chunk=4, retention="one", limiter=limiter)
+        key = torch.eye(4, dtype=torch.float64)[:1].expand(1, 400, 1, 4)
+        gate = torch.full((1, 400, 1), 0.2, dtype=torch.float64)
+        outputs, _ = memorize(spec, key, key, torch.ones_like(key), Gates(momentum=gate, step=gate))
+        errors[limiter] = float((outputs[0, -1] - 1).norm())
+    assert errors[True] < 1e-3
+    assert errors[False] > 0.05
 
 
 @pytest.mark.parametrize("bound", [0.5, 3.0])

@@ -23,12 +23,16 @@ STRETCH = 0.1
 # tokens and the last at 70 thousand, so that facts survive a long document before anything is learned, and heads
 # differ.
 FORGETTING = (1e-4, 1e-5)
-# Momentum: θ = 0.5 averages two tokens; more would make every write overshoot before the steps are learned. Muon looks
-# at its momentum only once per interval, and must still see the interval's first half there.
+# Momentum: θ = 0.5 averages two tokens; more would make every write overshoot before the steps are learned.
 MOMENTUM = 0.5
 # Step: a tenth of the error. Reads are normalised, so that weakly written facts are read as well as strong ones, but
 # strongly written noise erases them: before the gate has learned to tell them apart, less is more.
 STEP = 0.1
+# Muon looks at its momentum only once per interval, and must still see the interval's first tokens there; its steps do
+# not shrink with the error, so η̄, their sum over an interval, starts at a half: of eight facts followed by 64 tokens of
+# noise, written alike, most were recalled with θ at its largest and η̄ between 0.3 and 1.
+MUON_MOMENTUM = 0.98
+MUON_STEP = 0.5
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
 
@@ -71,10 +75,11 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
         forgetting = torch.logspace(fast, slow, heads, dtype=torch.float64)
         values["retention"] = 1 - forgetting[:, None]
     if spec.carries_momentum:
-        momentum = max(MOMENTUM, 1 - 2 / spec.interval) if spec.optimizer == "muon" else MOMENTUM
+        momentum = MUON_MOMENTUM if spec.optimizer == "muon" else MOMENTUM
         values["momentum"] = torch.full((heads, 1), momentum, dtype=torch.float64)
     if spec.step == "learned":
-        values["step"] = torch.full((heads, 1), STEP, dtype=torch.float64)
+        step = MUON_STEP / spec.interval if spec.optimizer == "muon" else STEP
+        values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
     if spec.window > 1:
         own, older = WINDOW
         values["window"] = torch.tensor([own] + [older] * (spec.window - 1), dtype=torch.float64).expand(heads, -1)

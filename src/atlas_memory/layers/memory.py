@@ -60,6 +60,8 @@ class Memory(nn.Module):
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        if spec is not None and not isinstance(spec, MemorySpec):
+            raise ValueError(f"spec={spec!r} must be a MemorySpec; presets are named by `preset`.")
         self.spec = presets.make(preset, **overrides) if spec is None else spec.replace(**overrides)
         self.dim, self.heads, self.convolution = dim, heads, convolution
         key_width, value_width = self.spec.key_width, self.spec.value_width
@@ -119,7 +121,7 @@ class Memory(nn.Module):
         self._check_input(x, check_finite)
         if not isinstance(state, MemoryState):
             raise ValueError(f"state must be a MemoryState, got {type(state).__name__}.")
-        state.check(self.spec, x.shape[0], {})
+        state.check(self.spec, x.shape[0], x.device)
         x = cap(x, LARGEST_INPUT)
         queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)))
         answers = recall(self.spec, queries, state, coefficients=self._unit_coefficients())
@@ -139,7 +141,7 @@ class Memory(nn.Module):
         if state is not None:
             if not isinstance(state, MemoryState):
                 raise ValueError(f"state must be a MemoryState or None, got {type(state).__name__}.")
-            state.check(self.spec, packing.rows, {})
+            state.check(self.spec, packing.rows, x.device)
         x = cap(packing.unpack(x), LARGEST_INPUT)
         tail = self._tail(state, x)
         raw = self.tokens(x)

@@ -60,7 +60,7 @@ def prepare(
     if state is None:
         state = fresh
     else:
-        state.check(spec, batch, fresh.tensors)
+        state.check(spec, batch, keys.device, fresh.tensors)
         working = {name: state.tensors[name].to(dtype) for name in fresh.tensors}
         state = MemoryState(spec, working, state.position)
     if check_finite if check_finite is not None else _eager_cpu(keys):
@@ -68,6 +68,13 @@ def prepare(
     keys = keys.to(dtype)
     feature = feature_map(spec, coefficients, keys)
     return Call(spec, feature, queries.to(dtype), keys, values.to(dtype), gates, state, lengths)
+
+
+def check_queries(spec: MemorySpec, queries: Tensor) -> None:
+    """As `prepare` checks them, where queries come alone."""
+    _check_width("queries", queries, spec.key_width)
+    if _eager_cpu(queries):
+        _check_finite({"queries": queries})
 
 
 def _eager_cpu(x: Tensor) -> bool:
@@ -80,14 +87,18 @@ def _check_tokens(spec: MemorySpec, queries: Tensor, keys: Tensor, values: Tenso
         ("queries", queries, spec.key_width),
         ("values", values, spec.value_width),
     ):
-        if tensor.ndim != 4 or tensor.shape[-1] != width:
-            raise ValueError(f"{name} must have shape (batch, tokens, heads, {width}), got {tuple(tensor.shape)}.")
+        _check_width(name, tensor, width)
         if tensor.shape[:3] != keys.shape[:3]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but keys have {tuple(keys.shape)}.")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
         if tensor.device != keys.device:
             raise ValueError(f"{name} are on {tensor.device}, but keys on {keys.device}.")
+
+
+def _check_width(name: str, tensor: Tensor, width: int) -> None:
+    if tensor.ndim != 4 or tensor.shape[-1] != width:
+        raise ValueError(f"{name} must have shape (batch, tokens, heads, {width}), got {tuple(tensor.shape)}.")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
 
 
 def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:

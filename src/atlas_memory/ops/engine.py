@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from atlas_memory.ops.call import Call, prepare
+from atlas_memory.ops.call import Call, check_queries, prepare
 from atlas_memory.ops.chunks import (
     Chunk,
     Schedule,
@@ -85,12 +85,20 @@ def memorize(
 
 def recall(spec: MemorySpec, queries: Tensor, state: MemoryState, *, coefficients: Tensor | None = None) -> Tensor:
     """Read without writing: every query (B, T, H, key width) at the state after the last token. (B, T, H, V)."""
+    check_queries(spec, queries)
     with torch.autocast(queries.device.type, enabled=False):
         call = prepare(spec, *_no_tokens(spec, queries, state), None, state, coefficients, None, None)
-        now = _weights_now(call)
-        flat = queries.to(call.keys.dtype).movedim(2, 1).flatten(0, 1)
-        answers = memory_network(spec).forward(Dense(now.weights), call.feature.expand(flat), flat)
-        return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
+        queries = queries.to(call.keys.dtype)
+        groups, back = _groups(call)
+        answers = [_answer(_rows_of(call, group), queries[group]) for group in groups]
+        return answers[0] if len(groups) == 1 else torch.cat(answers)[back]
+
+
+def _answer(call: Call, queries: Tensor) -> Tensor:
+    now = _weights_now(call)
+    flat = queries.movedim(2, 1).flatten(0, 1)
+    answers = memory_network(call.spec).forward(Dense(now.weights), call.feature.expand(flat), flat)
+    return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
 
 
 def _no_tokens(spec: MemorySpec, queries: Tensor, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, Gates]:
@@ -133,26 +141,32 @@ class Prepared(NamedTuple):
 
 
 def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
-    """Rows whose grids lie alike on all schedules are run together: as a rule, all of them."""
-    positions = zip(call.state.position, call.state.fill, strict=True)
-    phases = [phase(call.spec, position - fill) for position, fill in positions]
-    if len(set(phases)) <= 1:
+    groups, back = _groups(call)
+    if len(groups) == 1:
         return _run_together(call, recompute, monitors)
-    groups = [[row for row, value in enumerate(phases) if value == chosen] for chosen in sorted(set(phases))]
     watchers = [None if monitors is None else Monitors() for _ in groups]
     parts = [
         _run_together(_rows_of(call, group), recompute, watcher)
         for group, watcher in zip(groups, watchers, strict=True)
     ]
-    order = [row for group in groups for row in group]
-    back = sorted(range(len(order)), key=order.__getitem__)
     if monitors is not None:
         monitors.join([watcher for watcher in watchers if watcher is not None], back)
         monitors.mean_write = mean_write(call.gates, call.lengths, call.keys)
     return torch.cat([outputs for outputs, _ in parts])[back], MemoryState.cat([s for _, s in parts]).select(back)
 
 
+def _groups(call: Call) -> tuple[list[list[int]], list[int]]:
+    """Rows whose grids lie alike on all schedules are run together: as a rule, all of them. And the way back."""
+    positions = zip(call.state.position, call.state.fill, strict=True)
+    phases = [phase(call.spec, position - fill) for position, fill in positions]
+    groups = [[row for row, value in enumerate(phases) if value == chosen] for chosen in sorted(set(phases))]
+    order = [row for group in groups for row in group]
+    return groups or [[]], sorted(range(len(order)), key=order.__getitem__)
+
+
 def _rows_of(call: Call, rows: list[int]) -> Call:
+    if len(rows) == call.state.batch:
+        return call
     gates = Gates(*(None if gate is None else gate[rows] for gate in call.gates))
     tokens = call.queries[rows], call.keys[rows], call.values[rows]
     lengths = tuple(call.lengths[row] for row in rows)

@@ -60,8 +60,8 @@ class Monitors:
     """Hand an empty one to a call; it comes back filled. Tokens beyond a row's length are zero.
 
     surprise, context_surprise (B, T, H); limiter {site: ℓ (B, T, H)}, 1 where it did not act; retraction
-    {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor; gates as they were used;
-    mean_write: the mean of η·γ over real tokens, differentiable, for a training loss to penalise.
+    {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor; gates as they were
+    used; mean_write: the mean of η·γ over real tokens, differentiable, for a training loss to penalise.
     """
 
     surprise: Tensor | None = None

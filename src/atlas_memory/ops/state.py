@@ -101,21 +101,24 @@ class MemoryState:
         joined = {name: torch.cat([state.tensors[name] for state in states]) for name in first.tensors}
         return MemoryState(first.spec, joined, tuple(n for state in states for n in state.position))
 
-    def check(self, spec: MemorySpec, batch: int, like: Mapping[str, Tensor]) -> None:
-        """Raise unless this state can go on under `spec` with `batch` rows and the widths and device of `like`."""
+    def check(
+        self, spec: MemorySpec, batch: int, device: torch.device, like: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Raise unless this state can go on under `spec` with `batch` rows on `device`, with the widths of `like`."""
         if self.spec != spec:
             raise ValueError(f"state belongs to another memory; fields differ: {self.spec.differences(spec)}.")
         if self.batch != batch:
             raise ValueError(f"state has {self.batch} rows, but the input has {batch}; use state.select(rows).")
-        for name, tensor in like.items():
+        for tensor in self.tensors.values():
+            if tensor.device != device:
+                raise ValueError(f"state is on {tensor.device}, the input on {device}; use state.to(...).")
+        for name, tensor in (like or {}).items():
             have = self.tensors.get(name)
             if have is None or have.shape[1:] != tensor.shape[1:]:
                 shape = None if have is None else tuple(have.shape[1:])
                 raise ValueError(
                     f"state has {name} of shape {shape} per row; this memory needs {tuple(tensor.shape[1:])}."
                 )
-            if have.device != tensor.device:
-                raise ValueError(f"state is on {have.device}, the input on {tensor.device}; use state.to(...).")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file: complete, or not at all."""
@@ -140,9 +143,10 @@ class MemoryState:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"path={str(path)!r} is truncated or not a safetensors file: {error}.") from error
-        state = cls(
-            MemorySpec.from_dict(json.loads(metadata["spec"])), tensors, tuple(json.loads(metadata["position"]))
-        )
+        try:
+            state = cls(MemorySpec.from_dict(json.loads(metadata["spec"])), tensors, _read_position(metadata, tensors))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"path={str(path)!r} has damaged metadata: {error}.") from error
         if spec is not None and state.spec != spec:
             raise ValueError(f"path={str(path)!r} belongs to another memory: {state.spec.differences(spec)}.")
         return state
@@ -176,6 +180,14 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
         for name, width in {**widths, **gate_widths}.items():
             tensors[f"open.{name}"] = zeros(spec.chunk - 1, heads, *width)
     return MemoryState(spec, tensors, (0,) * batch)
+
+
+def _read_position(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    position = json.loads(metadata["position"])
+    rows = {tensor.shape[0] for tensor in tensors.values()}
+    if not all(isinstance(count, int) and count >= 0 for count in position) or rows != {len(position)}:
+        raise ValueError(f"position={position!r} must give a count for each of {sorted(rows)} rows")
+    return tuple(position)
 
 
 def _check_metadata(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> None:

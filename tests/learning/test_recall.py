@@ -1,0 +1,29 @@
+"""It learns: a guard that keeps the numbers finite but stops the memory from learning is a failure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atlas_memory import presets
+from tests.learning.recall import Task, TwoLayers, train
+
+# Few keys, a short gap: a task of seconds, which a memory that cannot bind or overwrite still fails (chance: 1 in 4,
+# one in 2 for a memory that keeps both values of a key).
+SHORT = Task(keys=4, values=4, noise=8, facts_stretch=24, gap=16)
+
+
+@pytest.mark.parametrize("preset", ["gated_deltanet", "titans"])
+def test_short_recall_is_learned(preset: str) -> None:
+    torch.manual_seed(0)
+    model = TwoLayers(SHORT.vocabulary, preset, key_width=16, chunk=8)
+    assert train(model, SHORT, steps=STEPS_SHORT, batch=32) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", presets.names())
+def test_recall_after_two_hundred_tokens_is_learned(preset: str) -> None:
+    task = Task(gap=200)
+    torch.manual_seed(0)
+    model = TwoLayers(task.vocabulary, preset, key_width=16, chunk=16)
+    assert train(model, task, steps=STEPS[preset], batch=32) >= 0.9
