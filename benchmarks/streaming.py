@@ -12,7 +12,6 @@ import torch
 from atlas_memory import Memory, MemoryState
 
 CALL = 4096  # tokens
-SETTLING = 10  # calls from the same state before memory is read: the allocator's pools fill in the first ones
 
 
 class Stream:
@@ -32,8 +31,6 @@ class Stream:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in self.state.tensors.values()):
             raise ArithmeticError(f"the state after {tokens} tokens is not finite.")
         self.kept[name] = self.state
-        for _ in range(SETTLING):
-            self.seconds(name)
         gc.collect()
         return {
             "tokens": self._place(),

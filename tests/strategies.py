@@ -62,7 +62,8 @@ def splits(draw: st.DrawFn, count: int, most: int = 3) -> list[int]:
 
 @st.composite
 def readings(draw: st.DrawFn) -> dict[str, Any]:
-    """How many tokens, of which rows, in which calls."""
+    """How many tokens two rows read, in which calls; and how many each of them had read before, if any."""
     count = draw(st.sampled_from([1, 4, 7, 11]))
-    lengths = draw(st.one_of(st.none(), st.lists(st.integers(0, count), min_size=2, max_size=2)))
-    return {"count": count, "splits": draw(splits(count)), "lengths": lengths}
+    lengths = draw(st.none() | st.lists(st.integers(0, count), min_size=2, max_size=2))
+    before = draw(st.none() | st.lists(st.integers(0, 7), min_size=2, max_size=2))
+    return {"count": count, "splits": draw(splits(count)), "lengths": lengths, "before": before}

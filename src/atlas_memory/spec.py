@@ -81,8 +81,6 @@ class MemorySpec:
         for name, value in fitting.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        if isinstance(self.fast, list):  # as JSON has it
-            object.__setattr__(self, "fast", tuple(self.fast))
         _check_combinations(self)
 
     @property
@@ -146,7 +144,8 @@ class MemorySpec:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> MemorySpec:
         _check_field_names(fields)
-        return cls(**fields)
+        fast = fields.get("fast")
+        return cls(**{**fields, "fast": tuple(fast) if isinstance(fast, list) else fast})  # JSON has lists
 
     def differences(self, other: MemorySpec) -> str:
         """The fields in which two specs differ, in words."""

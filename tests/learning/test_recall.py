@@ -8,8 +8,7 @@ import torch
 from atlas_memory import presets
 from tests.learning.recall import Task, TwoLayers, train
 
-# Few keys, a short gap: a task of seconds, which a memory that cannot bind or overwrite still fails (chance: 1 in 4,
-# one in 2 for a memory that keeps both values of a key).
+# Few keys, a short gap: a task of seconds, which a memory that cannot bind or overwrite still fails (chance: 1 in 4).
 SHORT = Task(keys=4, values=4, noise=8, facts_stretch=24, gap=16)
 
 
@@ -17,7 +16,7 @@ SHORT = Task(keys=4, values=4, noise=8, facts_stretch=24, gap=16)
 def test_short_recall_is_learned(preset: str) -> None:
     torch.manual_seed(0)
     model = TwoLayers(SHORT.vocabulary, preset, key_width=16, chunk=8)
-    assert train(model, SHORT, steps=STEPS_SHORT, batch=32) >= 0.9
+    assert train(model, SHORT, steps=150, batch=32, rate=6e-3) >= 0.9
 
 
 @pytest.mark.slow
@@ -26,4 +25,4 @@ def test_recall_after_two_hundred_tokens_is_learned(preset: str) -> None:
     task = Task(gap=200)
     torch.manual_seed(0)
     model = TwoLayers(task.vocabulary, preset, key_width=16, chunk=16)
-    assert train(model, task, steps=STEPS[preset], batch=32) >= 0.9
+    assert train(model, task, steps=600, batch=32, rate=6e-3) >= 0.9

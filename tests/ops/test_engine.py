@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from atlas_memory import MemorySpec
 from atlas_memory.ops import Gates, memorize, memorize_reference
 from tests.strategies import readings, specs
-from tests.support import SMALL, Problem, assert_same, make_problem, solve
+from tests.support import SMALL, Problem, assert_same, make_problem, read, solve
 
 BASES: dict[str, dict[str, Any]] = {
     "exact matrix": {"network": "matrix"},
@@ -29,6 +29,8 @@ AXES: list[dict[str, Any]] = [
     *({"gradient_at": name} for name in ("state", "decayed")),
     *({"limiter": on} for on in (True, False)),
     *({"retraction": bound} for bound in (None, 0.3, 100.0)),
+    {"retraction": 0.3, "optimizer": "momentum"},
+    {"retraction": 0.3, "optimizer": "gd", "objective": "dot"},
     *({"surprise_retention": scale} for scale in (0.1, 2.0)),
     *({"write_cap": bound} for bound in (0.5, 50.0)),
     *({"feature": "polynomial", "degree": degree} for degree in (1, 2, 3)),
@@ -51,10 +53,12 @@ def _described(overrides: dict[str, Any]) -> str:
 
 
 def _compare(spec: MemorySpec) -> None:
-    """Three calls with ragged rows, one of which ends early, against one call of the definition."""
-    problem, lengths = make_problem(spec, count=9), [9, 5]
-    expected = solve(memorize_reference, problem, lengths=lengths)
-    assert_same(solve(memorize, problem, splits=[2, 6], lengths=lengths), expected)
+    """Ragged rows in two calls; then on from there, the rows now at different places of every schedule."""
+    first, second = make_problem(spec, count=7), make_problem(spec, count=6, seed=1)
+    expected = solve(memorize_reference, first, lengths=[7, 5])
+    assert_same(solve(memorize, first, splits=[2], lengths=[7, 5]), expected)
+    onward = {"lengths": [6, 4], "state": expected.state}
+    assert_same(solve(memorize, second, splits=[4], **onward), solve(memorize_reference, second, **onward))
 
 
 @pytest.mark.parametrize("axis", AXES, ids=_described)
@@ -73,11 +77,14 @@ EXPLODED = 1e5
 
 
 def _compare_reading(spec: MemorySpec, reading: dict[str, Any], seed: int) -> None:
-    problem, lengths = make_problem(spec, count=reading["count"], seed=seed), reading["lengths"]
-    expected = solve(memorize_reference, problem, lengths=lengths)
+    problem, options = make_problem(spec, count=reading["count"], seed=seed), {"lengths": reading["lengths"]}
+    if reading["before"] is not None:
+        earlier = make_problem(spec, count=7, seed=seed + 1)
+        options["state"] = read(memorize_reference, earlier, lengths=reading["before"])[1]
+    expected = solve(memorize_reference, problem, **options)
     # Without guards some memories are chaotic: the rounding errors of either side grow along with the gradients.
-    assume(max(float(gradient.abs().max()) for gradient in expected.gradients.values()) < EXPLODED)
-    assert_same(solve(memorize, problem, splits=reading["splits"], lengths=lengths), expected)
+    assume(torch.cat([gradient.flatten() for gradient in expected.gradients.values()]).abs().max() < EXPLODED)
+    assert_same(solve(memorize, problem, splits=reading["splits"], **options), expected)
 
 
 @settings(max_examples=300)

@@ -75,10 +75,10 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
         forgetting = torch.logspace(fast, slow, heads, dtype=torch.float64)
         values["retention"] = 1 - forgetting[:, None]
     if spec.carries_momentum:
-        momentum = MUON_MOMENTUM if spec.optimizer == "muon" else MOMENTUM
+        momentum = max(MOMENTUM, 1 - 1 / spec.interval) if spec.optimizer == "muon" else MOMENTUM
         values["momentum"] = torch.full((heads, 1), momentum, dtype=torch.float64)
     if spec.step == "learned":
-        step = MUON_STEP / spec.interval if spec.optimizer == "muon" else STEP
+        step = max(STEP, MUON_STEP / spec.interval) if spec.optimizer == "muon" else STEP
         values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
     if spec.window > 1:
         own, older = WINDOW

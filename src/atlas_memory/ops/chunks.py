@@ -40,11 +40,11 @@ def align(call: Call) -> Aligned:
     spec, state = call.spec, call.state
     fills = state.fill
     totals = tuple(fill + length for fill, length in zip(fills, call.lengths, strict=True))
-    longest = max(totals, default=0)
+    longest = max(0, *totals)
     starts = tuple(position - fill for position, fill in zip(state.position, fills, strict=True))
 
     def joined(name: str, new: Tensor) -> Tensor:
-        if max(fills, default=0) == 0:
+        if max(0, *fills) == 0:
             return take_rows(new, [0] * len(fills), longest)
         opened = state.tensors.get(f"open.{name}")
         if opened is None:  # queries: answered already
@@ -63,7 +63,7 @@ def align(call: Call) -> Aligned:
 
 def _without_missing_window(spec: MemorySpec, gates: Gates, keys: Tensor, starts: tuple[int, ...]) -> Gates:
     """γ_tj = 0 where token t − j lies before the sequence's first token."""
-    if spec.window == 1 or min(starts, default=0) >= spec.window - 1:
+    if spec.window == 1 or min(starts) >= spec.window - 1:
         return gates
     tokens = keys.shape[1] - spec.window + 1
     places = torch.arange(tokens)[None, :] + torch.tensor(starts)[:, None]
@@ -121,7 +121,7 @@ def chunk_size(spec: MemorySpec) -> int:
 
 def stretches(spec: MemorySpec, aligned: Aligned) -> list[tuple[int, int]]:
     """Column ranges to work on one after the other. Retracted exact memories break at their chunk grid."""
-    longest = max(aligned.totals, default=0)
+    longest = max(0, *aligned.totals)
     first = 0
     if spec.exact and spec.retracts:
         first = min(-aligned.starts[0] % spec.chunk, longest)

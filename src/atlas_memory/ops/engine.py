@@ -210,7 +210,7 @@ def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> lis
     spec, feature = model.spec, model.feature
     chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
     if spec.exact and spec.objective == "regression":
-        keys, values = (x.unfold(-2, spec.window, 1).mT.flip(-2) for x in (chunks.keys, chunks.values))
+        keys, values = (_windows(x, spec.window) for x in (chunks.keys, chunks.values))
         decayed = spec.gradient_at == "decayed"
         impulses = impulse_chunk(feature, keys, values, chunks.gates, decayed, spec.limits_writes)
         kernel = feature.kernel(chunks.queries, keys.flatten(-3, -2))
@@ -225,6 +225,11 @@ def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> lis
             bound = Bound(gram, step, None if step is None else _written(step))
         stacked = Prepared(chunks, coefficients, feature.kernel(chunks.queries, chunks.keys), bound, None)
     return unstack(stacked, chunks.keys.shape[0])
+
+
+def _windows(x: Tensor, width: int) -> Tensor:
+    """(..., N, D) → (..., C, W, D): the tokens in every token's window, offset 0 first."""
+    return x[..., None, :] if width == 1 else x.unfold(-2, width, 1).mT.flip(-2)
 
 
 def _written(step: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def impulse_chunk(
 
     def solved(row_scale: Tensor) -> Tensor:
         shifted = row_scale if scale is None else row_scale * scale
-        return inverse @ (shifted.repeat_interleave(width, -1)[..., None] * inputs)
+        return inverse @ (_per_impulse(shifted, width, -1)[..., None] * inputs)
 
     return ImpulseChunk(
         inputs,
@@ -87,6 +87,11 @@ def impulse_errors(chunk: ImpulseChunk, weight: Tensor, momentum: Tensor | None)
     return errors
 
 
+def _per_impulse(x: Tensor, width: int, dim: int) -> Tensor:
+    """Each token's entry, once for every place of its window."""
+    return x if width == 1 else x.repeat_interleave(width, dim)
+
+
 def _before(rows: Tensor, first: float = 0.0) -> Tensor:
     """Row t − 1 in the place of row t (..., C, X)."""
     return torch.cat([torch.full_like(rows[..., :1, :], first), rows[..., :-1, :]], dim=-2)
@@ -95,7 +100,7 @@ def _before(rows: Tensor, first: float = 0.0) -> Tensor:
 def _inverse(feature: Feature, keys: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
     """(I + L)⁻¹ with L the influence of earlier impulses: zero on and above the block diagonal of each token."""
     influence = earlier if scale is None else earlier * scale[..., None]
-    system = influence.repeat_interleave(width, -2) * feature.kernel(keys, keys)
+    system = _per_impulse(influence, width, -2) * feature.kernel(keys, keys)
     identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     return torch.linalg.solve_triangular(system + identity, identity.expand_as(system), upper=False, unitriangular=True)
 

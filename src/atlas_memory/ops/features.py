@@ -5,9 +5,7 @@ Shapes: x (..., D), y (..., D) → expand(x) (..., F); kernel(x (..., M, D), y (
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
 from typing import Any, Protocol
 
 import torch
@@ -49,7 +47,7 @@ class Polynomial:
         self.scales = per_monomial * torch.tensor(scales, dtype=coefficients.dtype, device=device)
 
     def expand(self, x: Tensor) -> Tensor:
-        parts = [torch.ones_like(x[..., :1]), x]
+        parts = [torch.ones_like(x[..., :1]), x.view_as(x)]  # a view: compilers refuse one tensor in two arguments
         for first, rest in self.factors:
             product: Tensor = _SelectedProduct.apply(x, parts[-1], first, rest)
             parts.append(product)
@@ -72,7 +70,7 @@ def feature_map(spec: MemorySpec, coefficients: Tensor | None, like: Tensor) -> 
     if spec.feature == "identity":
         return Identity()
     if coefficients is None:
-        coefficients = torch.tensor(taylor_coefficients(spec.degree))
+        coefficients = torch.tensor(taylor_coefficients(spec.degree), dtype=torch.float64)
     return Polynomial(coefficients.to(like), spec.key_width)
 
 
@@ -86,18 +84,28 @@ def _monomial_counts(width: int, degree: int) -> list[int]:
 
 def _factor_indices(width: int, degree: int) -> tuple[list[int], list[int]]:
     """Each monomial x_i x_j … is x_i times a monomial of one degree less: both places, in lexicographic order."""
-    lower = {m: n for n, m in enumerate(itertools.combinations_with_replacement(range(width), degree - 1))}
-    monomials = list(itertools.combinations_with_replacement(range(width), degree))
+    lower = {monomial: place for place, monomial in enumerate(_monomials(width, degree - 1))}
+    monomials = _monomials(width, degree)
     return [m[0] for m in monomials], [lower[m[1:]] for m in monomials]
+
+
+def _monomials(width: int, degree: int) -> list[tuple[int, ...]]:
+    """Index tuples that do not fall, in lexicographic order: written out, for compilers that trace it."""
+    tuples: list[tuple[int, ...]] = [()]
+    for _ in range(degree):
+        tuples = [(*head, last) for head in tuples for last in range(head[-1] if head else 0, width)]
+    return tuples
 
 
 def _merge_scales(width: int, degree: int) -> list[float]:
     """√(i! / Π m!) per monomial of degree i with multiplicities m: how often it occurs in (x·y)^i."""
     scales = []
     for i in range(degree + 1):
-        for monomial in itertools.combinations_with_replacement(range(width), i):
-            repeats = math.prod(math.factorial(n) for n in Counter(monomial).values())
-            scales.append(math.sqrt(math.factorial(i) / repeats))
+        for monomial in _monomials(width, i):
+            ways = math.factorial(i)
+            for index in set(monomial):
+                ways //= math.factorial(monomial.count(index))
+            scales.append(math.sqrt(ways))
     return scales
 
 

@@ -82,6 +82,9 @@ class Monitors:
         records, self._records = self._records, []
         self.gates, self.mean_write = call.gates, mean_write(call.gates, call.lengths, call.keys)
         self.weight_norms = {site: safe_norm(x, (-2, -1)).reshape(batch, heads) for site, x in now.weights.items()}
+        leaves = [f"weights.{site}" for site in call.spec.fast] + [f"momentum.{site}" for site in now.momentum]
+        self.retraction = {leaf: call.keys.new_ones(batch, heads) for leaf in leaves if call.spec.retracts}
+        self.surprise = self.context_surprise = call.keys.new_zeros(call.keys.shape[:3])
         if not records:
             return
 
@@ -93,9 +96,7 @@ class Monitors:
         self.limiter = {s: per_token([record.limits[s] for record in records]) for s in records[0].limits}
         for record in records:
             for leaf, factor in record.retraction.items():
-                now_smallest = factor.reshape(batch, heads)
-                before = self.retraction.get(leaf)
-                self.retraction[leaf] = now_smallest if before is None else torch.minimum(before, now_smallest)
+                self.retraction[leaf] = torch.minimum(self.retraction[leaf], factor.reshape(batch, heads))
 
     @staticmethod
     def _aligned_length(call: Call) -> list[int]:

@@ -40,7 +40,7 @@ def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
     """The last lengths[r] ≤ size places of row r before ends[r], right-aligned in (B, size, ...), zeros before."""
     starts = [end - size for end in ends]
     taken = take_rows(x, starts, size)
-    if min(lengths, default=size) >= size:
+    if min(lengths) >= size:
         return taken
     valid = torch.arange(size) >= size - torch.tensor(lengths)[:, None]
     return torch.where(valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2)), taken, 0)
@@ -77,7 +77,7 @@ class Packing:
             return x
         if self.bounds is not None:
             x = x.expand(self.rows, *x.shape[1:])
-        return take_rows(x, self.starts, max(self.lengths, default=0), self.lengths)
+        return take_rows(x, self.starts, max(self.lengths), self.lengths)
 
     def pack(self, y: Tensor) -> Tensor:
         """(rows, longest, ...) → (B, T, ...), zero at padding."""

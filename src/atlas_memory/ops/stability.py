@@ -43,14 +43,21 @@ def root_mean_square_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> T
 
 
 def cap(x: Tensor, limit: float) -> Tensor:
-    """x · min(1, limit/‖x‖) over the last dimension: exact identity below the limit."""
-    return x * shrink_factor(safe_norm(x, -1), limit)
+    """x · min(1, limit/‖x‖) over the last dimension: exact identity below the limit.
+
+    Above it, no product on the way forward or back contains x itself, which may be as large as numbers get.
+    """
+    scale = magnitude(x, -1).clamp_min(torch.finfo(x.dtype).tiny)
+    unit = x / scale
+    norm = torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp_min(0.5)  # at least 1, but for x = 0
+    inside = scale * norm <= limit * (1 + 64 * torch.finfo(x.dtype).eps)  # as in shrink_factor
+    return torch.where(inside, x, unit * (limit / norm))
 
 
 def shrink_factor(norm: Tensor, limit: float) -> Tensor:
     """min(1, limit / norm). What was shrunk to the limit once counts as inside it, whatever the rounding."""
-    tolerance = 64 * torch.finfo(norm.dtype).eps
-    return limit / (norm * (1 - tolerance)).clamp_min(limit)
+    inside = norm <= limit * (1 + 64 * torch.finfo(norm.dtype).eps)
+    return norm.new_full((), limit) / norm.masked_fill(inside, limit)  # a quotient, not a product: exactly 1 inside
 
 
 def surprise_weighted(retention: Tensor, surprise: Tensor, scale: float) -> Tensor:
