@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory import MemorySpec, Monitors
-from atlas_memory.ops import Gates, memorize
+from atlas_memory.ops import Gates, memorize, recall
 from atlas_memory.ops.stability import (
     cap,
     normalise,
@@ -101,38 +101,46 @@ def _associations(count: int, width: int) -> tuple[Tensor, Tensor]:
     return keys[None, :, None], torch.randn(1, count, 1, width, dtype=torch.float64)
 
 
-# An unreachable cap keeps the matrix on the chunk's anchor; a linear network whose second layer is the identity puts
-# the same matrix below another layer, and the limiter has to see that its curvature is one.
+# An unreachable cap keeps the matrix on the chunk's anchor. A linear network whose second layer is a multiple of the
+# identity puts the same matrix below another layer, whose curvature the limiter has to see.
+BELOW: dict[str, Any] = {
+    "network": "mlp",
+    "activation": "identity",
+    "fast": ("up",),
+    "residual": False,
+    "expansion": 1,
+}
 ANCHORED: dict[str, dict[str, Any]] = {
     "matrix": {"network": "matrix", "write_cap": 1e9},
-    "first layer": {
-        "network": "mlp",
-        "activation": "identity",
-        "fast": ("up",),
-        "residual": False,
-        "expansion": 1,
-    },
+    "first layer": BELOW,
     "momentum": {"network": "matrix", "write_cap": 1e9, "optimizer": "momentum"},
 }
 
 
-def _recall_error(width: int, limiter: bool, **fields: Any) -> float:
-    spec = MemorySpec(key_width=width, chunk=width, retention="one", step="one", limiter=limiter, **fields)
+def _recall_error(width: int, above: float = 1.0, **fields: Any) -> float:
+    """Of one chunk of orthonormal keys. `above`: the second layer is this multiple of the identity."""
+    spec = MemorySpec(key_width=width, chunk=width, retention="one", step="one", **fields)
     keys, values = _associations(width, width)
     initial = {site: torch.zeros(1, *shape, dtype=torch.float64) for site, shape in spec.site_shapes().items()}
     if spec.network != "matrix":
-        initial["down"] = torch.eye(width, dtype=torch.float64)[None]
+        initial["down"] = above * torch.eye(width, dtype=torch.float64)[None]
     gates = Gates(momentum=torch.zeros(1, width, 1, dtype=torch.float64) if spec.carries_momentum else None)
     _, state = memorize(spec, keys, keys, values, gates, initial)
-    weight = state.tensors["weights.down" if spec.network == "matrix" else "weights.up"][0, 0]
-    return float((keys[0, :, 0] @ weight.mT - values[0, :, 0]).norm() / values.norm())
+    answers = recall(spec, keys, state)
+    return float((answers - values).norm() / values.norm())
 
 
 @pytest.mark.parametrize("limiter", [True, False])
 @pytest.mark.parametrize("name", ANCHORED)
 def test_orthonormal_keys_are_all_learned(name: str, limiter: bool) -> None:
     """64 keys in one chunk, each with a full step: a bound by the sum of all steps would leave 1/64 of each."""
-    assert _recall_error(64, limiter, **ANCHORED[name]) < 1e-9
+    assert _recall_error(64, limiter=limiter, **ANCHORED[name]) < 1e-9
+
+
+def test_limiter_sees_the_layers_above() -> None:
+    """W1 = 3I makes every step nine times too long: limited to a ninth, it is exact."""
+    assert _recall_error(8, above=3.0, limiter=True, **BELOW) < 1e-9
+    assert _recall_error(8, above=3.0, limiter=False, **BELOW) > 7
 
 
 def _repeated_key(count: int, **fields: Any) -> tuple[Tensor, Tensor]:
@@ -160,23 +168,26 @@ def test_repeated_key_is_learned_under_the_limiter() -> None:
     assert error < 1e-6
 
 
+@pytest.mark.parametrize("above", [1.0, 3.0])
 @pytest.mark.parametrize("step", [0.01, 1.0])
-def test_muon_stops_at_the_minimum_along_its_step(step: float) -> None:
+def test_muon_stops_at_the_minimum_along_its_step(step: float, above: float) -> None:
     """Small steps are taken whole; large ones end where the loss that its momentum gathered is flat along the step."""
-    spec = MemorySpec(network="matrix", optimizer="muon", key_width=3, chunk=4, retention="one")
+    spec = MemorySpec(optimizer="muon", key_width=3, chunk=4, retention="one", **BELOW)
     problem = make_problem(spec, batch=1, count=4, heads=1).with_gates_inside()
     momentum = problem.gates.momentum.detach().clamp_max(spec.largest_momentum)
     gates = Gates(momentum=momentum, step=torch.full((1, 4, 1), step, dtype=torch.float64))
+    initial = {**problem.initial, "down": above * torch.eye(3, dtype=torch.float64)[None]}
     monitors = Monitors()
-    _, state = read(memorize, problem.replace(gates=gates), monitors=monitors)
+    _, state = read(memorize, problem.replace(gates=gates, initial=initial), monitors=monitors)
+    keys, values = problem.keys[0, :, 0].detach(), problem.values[0, :, 0].detach()
     weights = torch.stack([momentum[0, i + 1 :, 0].prod() for i in range(4)])  # of the tokens in the momentum
-    before, after = problem.initial["down"][0].detach(), state.tensors["weights.down"][0, 0].detach()
+    before, after = initial["up"][0].detach(), state.tensors["weights.up"][0, 0].detach()
     slopes = []
     for weight in (before, after):
-        errors = problem.keys[0, :, 0].detach() @ weight.mT - problem.values[0, :, 0].detach()
-        gradient = (weights[:, None] * errors).mT @ problem.keys[0, :, 0].detach()
+        errors = above * keys @ weight.mT - values
+        gradient = above * (weights[:, None] * errors).mT @ keys
         slopes.append(float((gradient * (after - before)).sum()))
-    limit = float(monitors.limiter["down"][0, -1, 0].detach())
+    limit = float(monitors.limiter["up"][0, -1, 0].detach())
     assert slopes[0] < 0
     if step < 0.1:
         assert limit == 1
