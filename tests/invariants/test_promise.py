@@ -122,6 +122,15 @@ def test_gates_pushed_against_each_other(preset: str, momentum: float, retention
 
 
 @pytest.mark.parametrize("preset", presets.names())
+def test_huge_projections(preset: str) -> None:
+    """Values, unlike keys, are not normalised: what is written is bounded all the same."""
+    memory = _memory(preset, 1.0, 50.0, torch.float32)
+    with torch.no_grad():
+        memory.tokens.weight.mul_(1e15)
+    _assert_finite(memory, _normal(torch.Generator().manual_seed(0)) * 1e6)
+
+
+@pytest.mark.parametrize("preset", presets.names())
 def test_largest_numbers(preset: str) -> None:
     """Finite is finite: the largest float32 there is, beside the smallest."""
     x = torch.full((2, COUNT, DIM), torch.finfo(torch.float32).max)

@@ -49,6 +49,15 @@ def test_coefficients_of_the_polynomial_are_learned_and_shared() -> None:
     assert small_memory("titans").coefficients is None
 
 
+def test_scale_of_the_coefficients_does_not_matter() -> None:
+    """φ of a unit vector is a unit vector, so that a step in (0, 1) means the same whatever has been learned."""
+    memory, x = small_memory("omeganet"), tokens(2, 9)
+    expected, _ = memory(x)
+    with torch.no_grad():
+        memory.coefficients.mul_(3)
+    assert_close(memory(x)[0], expected, "outputs")
+
+
 def test_layer_is_the_operator_between_projections() -> None:
     """Written out once, plainly: projection, causal convolution, SiLU, unit keys, memory, norm, gate, projection."""
     memory, x = small_memory("titans"), tokens(2, 9)

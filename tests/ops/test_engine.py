@@ -73,6 +73,15 @@ def test_axis_of_deep_memories(base: str, axis: dict[str, Any]) -> None:
     _compare(MemorySpec(**{**SMALL, **BASES[base], **axis}))
 
 
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("base", BASES)
+def test_calls_inside_one_chunk(base: str, interval: int) -> None:
+    """As in decoding: earlier tokens of the chunk are seen again, and must not be answered again."""
+    spec = MemorySpec(**{**SMALL, **BASES[base], "chunk": 8, "interval": interval})
+    problem = make_problem(spec, count=8)
+    assert_same(solve(memorize, problem, splits=[3, 6, 7]), solve(memorize_reference, problem))
+
+
 EXPLODED = 1e5
 
 

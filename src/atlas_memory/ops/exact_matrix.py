@@ -13,7 +13,7 @@ Shapes: (..., C, W, D) impulses of a chunk; I = C·W of them, flattened; R rows,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,14 +101,31 @@ def _inverse(feature: Feature, keys: Tensor, earlier: Tensor, scale: Tensor | No
     """(I + L)⁻¹ with L the influence of earlier impulses: zero on and above the block diagonal of each token."""
     influence = earlier if scale is None else earlier * scale[..., None]
     system = _per_impulse(influence, width, -2) * feature.kernel(keys, keys)
-    identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-    return torch.linalg.solve_triangular(system + identity, identity.expand_as(system), upper=False, unitriangular=True)
+    inverse: Tensor = _UnitInverse.apply(system)
+    return inverse
+
+
+class _UnitInverse(torch.autograd.Function):
+    """(I + L)⁻¹ of a strictly lower triangular L, whose gradient is two products instead of two more solves."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor) -> Tensor:
+        identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
+        # only what lies below the diagonal is read
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return (inverse.mT @ gradients[0] @ inverse.mT).neg_().tril_(-1)
 
 
 def _window_limit(feature: Feature, keys: Tensor, omega: Tensor, momentum: Tensor | None) -> Tensor:
     """The write limiter of a single token's step (docs/method.md §9 with a chunk of one). Returns ℓ (..., C)."""
     if keys.shape[-2] == 1:
-        row_sums = (_self_kernel(feature, keys[..., 0, :]) * omega[..., 0])[..., None]
+        row_sums = feature.of_products(keys.square().sum(-1)) * omega
     else:
         gram = feature.kernel(keys, keys).abs()  # (..., C, W, W)
         row_sums = (gram @ omega[..., None])[..., 0] * (omega > 0)
@@ -116,7 +133,3 @@ def _window_limit(feature: Feature, keys: Tensor, omega: Tensor, momentum: Tenso
     if momentum is not None:
         bound = bound * (1 + momentum)
     return shrink_factor(bound, 1.0)
-
-
-def _self_kernel(feature: Feature, x: Tensor) -> Tensor:
-    return feature.kernel(x[..., None, :], x[..., None, :])[..., 0, 0]

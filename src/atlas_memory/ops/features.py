@@ -19,6 +19,10 @@ class Feature(Protocol):
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor: ...
 
+    def of_products(self, products: Tensor) -> Tensor:
+        """φ(x)·φ(y) from x·y."""
+        ...
+
 
 class Identity:
     """φ(x) = x."""
@@ -28,6 +32,9 @@ class Identity:
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
+
+    def of_products(self, products: Tensor) -> Tensor:
+        return products
 
 
 class Polynomial:
@@ -54,7 +61,9 @@ class Polynomial:
         return torch.cat(parts, dim=-1) * self.scales
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        products = x @ y.mT
+        return self.of_products(x @ y.mT)
+
+    def of_products(self, products: Tensor) -> Tensor:
         weights = self.coefficients.square().unbind(-1)
         result = weights[-1] * products + weights[-2]
         for weight in reversed(weights[:-2]):
