@@ -28,10 +28,8 @@ MOMENTUM = 0.5
 # Step: a tenth of the error. Reads are normalised, so that weakly written facts are read as well as strong ones, but
 # strongly written noise erases them: before the gate has learned to tell them apart, less is more.
 STEP = 0.1
-# Muon looks at its momentum only once per interval, and must still see the interval's first tokens there; its steps do
-# not shrink with the error, so η̄, their sum over an interval, starts at a half: of eight facts followed by 64 tokens of
-# noise, written alike, most were recalled with θ at its largest and η̄ between 0.3 and 1.
-MUON_MOMENTUM = 0.98
+# Muon looks at its momentum only once per interval, and must still see the interval's first tokens there: θ = 1 − 1/r.
+# Its steps do not shrink with the error, so η̄, their sum over an interval, starts at a half, and η at a tenth at most.
 MUON_STEP = 0.5
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
@@ -78,7 +76,7 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
         momentum = max(MOMENTUM, 1 - 1 / spec.interval) if spec.optimizer == "muon" else MOMENTUM
         values["momentum"] = torch.full((heads, 1), momentum, dtype=torch.float64)
     if spec.step == "learned":
-        step = max(STEP, MUON_STEP / spec.interval) if spec.optimizer == "muon" else STEP
+        step = min(STEP, MUON_STEP / spec.interval) if spec.optimizer == "muon" else STEP
         values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
     if spec.window > 1:
         own, older = WINDOW
