@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory import MemorySpec, Monitors
-from atlas_memory.ops import memorize
+from atlas_memory.ops import memorize, memorize_reference
 from tests.support import Problem, assert_close, make_problem, read
 
 COUNT = 13
@@ -82,3 +82,16 @@ def test_state_holds_no_open_chunk() -> None:
     _, state = read(memorize, problem)
     assert set(state.tensors) == {"weights.down", "window.keys", "window.values"}
     assert state.fill == (0, 0)
+
+
+def test_rows_at_different_places_of_the_retraction_grid() -> None:
+    """Momentum with regression is retracted every chunk of a row's own sequence, wherever the other rows are."""
+    spec = MemorySpec(network="matrix", optimizer="momentum", key_width=3, chunk=4, retraction=0.05)
+    first, second = make_problem(spec, batch=3, count=6), make_problem(spec, batch=3, count=7, seed=1)
+    results = []
+    for operator in (memorize, memorize_reference):
+        _, state = read(operator, first, lengths=[6, 3, 0])
+        results.append(read(operator, second, state=state))
+    (outputs, state), (expected, expected_state) = results
+    assert_close(outputs, expected, "outputs")
+    assert_close(state.tensors["weights.down"], expected_state.tensors["weights.down"], "weights")
