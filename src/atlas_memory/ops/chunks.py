@@ -7,8 +7,7 @@ start at column 0. Shapes: B batch, L aligned tokens, H heads, R = B·H rows, S 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -170,9 +169,8 @@ def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device:
 
     last: Tensor | int | None = None
     if any(folded):
-        same = len(set(present)) == 1
-        last = present[0] - 1 if same or not spec.exact else per_row([max(n - 1, 0) for n in present])
-        last = size - 1 if not spec.exact else last
+        together = not spec.exact or len(set(present)) == 1  # anchored memories are folded at whole chunks only
+        last = max(present) - 1 if together else per_row([max(n - 1, 0) for n in present])
     return Schedule(
         aligned.starts[0] + column,
         last,
@@ -193,9 +191,6 @@ def phase(spec: MemorySpec, start: int) -> int:
     return start % spec.chunk if spec.exact and spec.retracts else 0
 
 
-Tree = TypeVar("Tree")
-
-
 def unstack(tree: Any, count: int) -> list[Any]:
     """Named tuples of tensors stacked (S, ...) → S named tuples of tensors."""
     if tree is None:
@@ -204,12 +199,3 @@ def unstack(tree: Any, count: int) -> list[Any]:
         return list(tree.unbind(0))
     columns = [unstack(leaf, count) for leaf in tree]
     return [type(tree)(*leaves) for leaves in zip(*columns, strict=True)]
-
-
-def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply to every tensor of nested named tuples."""
-    if tree is None:
-        return None
-    if isinstance(tree, Tensor):
-        return function(tree)
-    return type(tree)(*(map_tensors(leaf, function) for leaf in tree))
