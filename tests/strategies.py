@@ -34,6 +34,10 @@ def specs(draw: st.DrawFn) -> MemorySpec:
         "limiter": draw(st.sampled_from([True, True, False])),
         "retraction": draw(st.sampled_from([None, 0.3, 100.0])),
     }
+    if draw(st.integers(0, 3)) == 0:
+        horizon = draw(st.sampled_from([None, fields["window"], fields["window"] + 2]))
+        fields |= {"feature": "exponential", "optimizer": "gd", "horizon": horizon}
+        fields["initial_pairs"] = 0 if network == "matrix" else draw(st.sampled_from([0, 2]))
     if fields["gradient_at"] == "state" and fields["retention"] == "learned":
         fields["surprise_retention"] = draw(st.sampled_from([None, None, 1.0]))
     fields |= draw(_matrix_widths() if network == "matrix" else _deep_choices(network, fields["key_width"]))

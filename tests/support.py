@@ -25,12 +25,23 @@ SMALLEST_SCALE = 1e-3
 
 CHUNK = 4
 SMALL = {"key_width": 3, "expansion": 2, "chunk": CHUNK}
+# Of infinite first layers: short enough to matter in a few tokens.
+SMALL_HORIZON, SMALL_PAIRS = 6, 2
 
 Operator = Callable[..., tuple[Tensor, MemoryState]]
 
 
+def small_fields(preset: str) -> dict[str, Any]:
+    spec, fields = presets[preset], dict(SMALL)
+    if spec.horizon is not None:
+        fields["horizon"] = SMALL_HORIZON
+    if spec.initial_pairs:
+        fields["initial_pairs"] = SMALL_PAIRS
+    return fields
+
+
 def small_spec(preset: str, **overrides: Any) -> MemorySpec:
-    return presets.make(preset, **{**SMALL, **overrides})
+    return presets.make(preset, **{**small_fields(preset), **overrides})
 
 
 def small_memory(
@@ -39,7 +50,7 @@ def small_memory(
     """A layer with the widths of SMALL, the same one for the same arguments."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return Memory(dim, heads, preset, **{**SMALL, **options}).to(dtype)
+        return Memory(dim, heads, preset, **{**small_fields(preset), **options}).to(dtype)
 
 
 def tokens(batch: int, count: int, dim: int = 6, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -120,8 +131,10 @@ def make_problem(spec: MemorySpec, batch: int = 2, count: int = 11, heads: int =
         step=gate(*place) if spec.step == "learned" else None,
         window=gate(*place, spec.window) if spec.window > 1 else None,
     )
-    initial = {site: normal(heads, *shape) for site, shape in spec.site_shapes().items()}
+    initial = {site: normal(heads, *shape) for site, shape in spec.initial_shapes().items()}
     coefficients = None
+    if spec.feature == "exponential":
+        coefficients = torch.rand(1, generator=generator, dtype=torch.float64) + 0.5
     if spec.feature == "polynomial":
         coefficients = torch.rand(spec.degree + 1, generator=generator, dtype=torch.float64) + 0.3
     key_lengths = torch.rand(*place, 1, generator=generator, dtype=torch.float64) * 0.6 + 0.7

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "feature": ("identity", "polynomial"),
+    "feature": ("identity", "polynomial", "exponential"),
     "network": ("matrix", "mlp", "gated_mlp"),
     "activation": ("gelu", "centred_gelu", "identity"),
     "objective": ("regression", "dot"),
@@ -42,11 +42,14 @@ class MemorySpec:
 
     feature: str = "identity"
     degree: int = 2  # of the polynomial
+    initial_pairs: int = _FITTING  # exponential: learned (key, vector) pairs a deep memory starts with: 16
+    horizon: int | None = None  # exponential: tokens after which a contribution expires; None: never
+    normalised: bool = False  # exponential: reads are weighted means, as in softmax attention
     network: str = "mlp"
     activation: str = "centred_gelu"
     fast: tuple[str, ...] = _FITTING  # which layers learn while reading: all of them
     residual: bool = _FITTING  # z + …: yes for deep networks, no for a matrix
-    expansion: int = _FITTING  # hidden width / key width: 4, and 2 under a polynomial
+    expansion: int = _FITTING  # hidden width / key width: 4, and 2 under a wide feature map
     key_width: int = _FITTING  # per head: 64, and 32 under a polynomial
     value_width: int = _FITTING  # per head: the key width
     objective: str = "regression"
@@ -54,6 +57,7 @@ class MemorySpec:
     optimizer: str = "gd"
     interval: int = _FITTING  # tokens between Muon's update points: the chunk
     newton_schulz_steps: int = 5
+    momentum_floor: float = 100.0  # Muon: added to the norm that Newton–Schulz divides by
     gradient_at: str = "state"
     chunk: int = 64
     retention: str = "learned"
@@ -68,9 +72,10 @@ class MemorySpec:
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_numbers(self)
-        deep, wide = self.network != "matrix", self.feature == "polynomial"
-        key_width = self.key_width or (32 if wide else 64)
+        deep, wide = self.network != "matrix", self.feature != "identity"
+        key_width = self.key_width or (32 if self.feature == "polynomial" else 64)
         fitting = {
+            "initial_pairs": 16 if deep and self.kernel else 0,
             "fast": SITES[self.network],
             "residual": deep,
             "expansion": 2 if wide else 4,
@@ -82,6 +87,16 @@ class MemorySpec:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         _check_combinations(self)
+
+    @property
+    def kernel(self) -> bool:
+        """Whether the first layer lives in the infinite feature space: kept as (key, vector) entries, one a token."""
+        return self.feature == "exponential"
+
+    @property
+    def cached_sites(self) -> tuple[str, ...]:
+        """The layers that keep an entry for every token."""
+        return tuple(site for site in self.feature_sites if site in self.fast) if self.kernel else ()
 
     @property
     def exact(self) -> bool:
@@ -126,6 +141,9 @@ class MemorySpec:
 
     @property
     def feature_width(self) -> int:
+        """Inputs of the first layer; of an infinite one, the pairs it starts with."""
+        if self.kernel:
+            return self.initial_pairs
         return math.comb(self.key_width + self.degree, self.degree) if self.feature == "polynomial" else self.key_width
 
     def site_shapes(self) -> dict[str, tuple[int, int]]:
@@ -134,6 +152,11 @@ class MemorySpec:
             return {"down": (self.value_width, self.feature_width)}
         first, last = (self.hidden_width, self.feature_width), (self.value_width, self.hidden_width)
         return {site: last if site == "down" else first for site in SITES[self.network]}
+
+    def initial_shapes(self) -> dict[str, tuple[int, int]]:
+        """What a memory starts from: the weights, and the keys of the initial pairs of an infinite layer."""
+        pairs = {"pairs": (self.initial_pairs, self.key_width)} if self.kernel else {}
+        return {**self.site_shapes(), **pairs}
 
     def replace(self, **changes: Any) -> MemorySpec:
         return MemorySpec.from_dict({**self.to_dict(), **changes})
@@ -154,6 +177,7 @@ class MemorySpec:
 
 
 _POLYNOMIAL_MLP = {"feature": "polynomial", "network": "mlp"}
+_DEEP_ATTENTION = {"feature": "exponential", "network": "mlp", "retention": "one"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "linear_attention": {"network": "matrix", "objective": "dot", "retention": "one", "step": "one"},
@@ -167,6 +191,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "omeganet": {**_POLYNOMIAL_MLP, "window": 8},
     "atlas": {**_POLYNOMIAL_MLP, "window": 8, "optimizer": "muon"},
     "atlas++": {"feature": "polynomial", "network": "gated_mlp", "window": 8, "optimizer": "muon"},
+    "transformer": {
+        **_DEEP_ATTENTION,
+        "network": "matrix",
+        "objective": "dot",
+        "step": "one",
+        "normalised": True,
+    },
+    "deep_transformer": {**_DEEP_ATTENTION, "objective": "dot"},
+    "swdt": {**_DEEP_ATTENTION, "objective": "dot", "horizon": 512},
+    "dot": {**_DEEP_ATTENTION, "window": 8},
 }
 
 
@@ -216,17 +250,32 @@ def _check_choices(spec: MemorySpec) -> None:
 
 
 def _check_numbers(spec: MemorySpec) -> None:
-    counts = ("degree", "window", "newton_schulz_steps", "chunk", "interval", "expansion", "key_width", "value_width")
+    counts = (
+        "degree",
+        "horizon",
+        "window",
+        "newton_schulz_steps",
+        "chunk",
+        "interval",
+        "expansion",
+        "key_width",
+        "value_width",
+    )
     for name in counts:
         value = getattr(spec, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
-    for name in ("surprise_retention", "write_cap", "retraction"):
+    pairs = spec.initial_pairs
+    if pairs is not None and (isinstance(pairs, bool) or not isinstance(pairs, int) or pairs < 0):
+        raise ValueError(f"initial_pairs={pairs!r} must be a whole number of at least 0.")
+    for name in ("surprise_retention", "write_cap", "retraction", "momentum_floor"):
         value = getattr(spec, name)
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (real and 0 < value < math.inf):
-            raise ValueError(f"{name}={value!r} must be a positive finite number, or None to switch it off.")
-    for name in ("tie_retention", "limiter", "residual"):
+        optional = name != "momentum_floor"
+        if not (real and 0 < value < math.inf) and not (optional and value is None):
+            hint = ", or None to switch it off" if optional else ""
+            raise ValueError(f"{name}={value!r} must be a positive finite number{hint}.")
+    for name in ("tie_retention", "limiter", "normalised", "residual"):
         value = getattr(spec, name)
         if not isinstance(value, bool) and not (name == "residual" and value is None):
             raise ValueError(f"{name}={value!r} must be True or False.")
@@ -251,5 +300,27 @@ def _check_combinations(spec: MemorySpec) -> None:
         )
     if spec.surprise_retention is not None and spec.retention == "one":
         raise ValueError("surprise_retention needs retention='learned': there is no retention to weigh.")
+    _check_kernel(spec)
     if spec.tie_retention and (spec.retention == "one" or spec.step == "one"):
         raise ValueError("tie_retention=True needs retention='learned' and step='learned'.")
+
+
+def _check_kernel(spec: MemorySpec) -> None:
+    """What only an infinite first layer can do, and what it cannot."""
+    if not spec.kernel:
+        for name, off in (("horizon", None), ("normalised", False), ("initial_pairs", 0)):
+            if getattr(spec, name) != off:
+                raise ValueError(f"{name}={getattr(spec, name)!r} needs feature='exponential'; here it must be {off}.")
+        return
+    if spec.optimizer != "gd":
+        raise ValueError(f"optimizer={spec.optimizer!r} does not work with feature='exponential'; allowed: gd.")
+    if spec.horizon is not None and spec.horizon < spec.window:
+        raise ValueError(f"horizon={spec.horizon} must be at least window={spec.window}: the window is never expired.")
+    if spec.network == "matrix" and spec.initial_pairs:
+        raise ValueError(f"initial_pairs={spec.initial_pairs} needs a deep network; a matrix memory starts empty.")
+    plain = (spec.network, spec.objective, spec.window, spec.retention, spec.step) == ("matrix", "dot", 1, "one", "one")
+    if spec.normalised and not (plain and spec.exact):
+        raise ValueError(
+            "normalised=True needs network='matrix', objective='dot', window=1, retention='one', step='one' and no "
+            "surprise_retention or write_cap: a softmax has no gates."
+        )

@@ -97,7 +97,7 @@ def test_states_are_never_changed_in_place(preset: str) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("preset", presets.names())
+@pytest.mark.parametrize("preset", [name for name in presets.names() if not presets[name].kernel])
 def test_state_size_is_constant(preset: str) -> None:
     """From the first token on, whatever the number of tokens and calls."""
     memory = small_memory(preset)
@@ -108,6 +108,20 @@ def test_state_size_is_constant(preset: str) -> None:
         assert {name: tensor.shape for name, tensor in state.tensors.items()} == shapes
         assert state.nbytes == size
     assert state.tokens_seen.tolist() == [1 + 1 + CHUNK + 2 * CHUNK + 1 + 40] * 2
+
+
+@pytest.mark.parametrize("preset", [name for name in presets.names() if presets[name].kernel])
+def test_cache_grows_by_an_entry_a_token_up_to_the_horizon(preset: str) -> None:
+    memory = small_memory(preset)
+    horizon, state = memory.spec.horizon, None
+    sizes = []
+    for count in (CHUNK, CHUNK, 4 * CHUNK, 4 * CHUNK):
+        _, state = memory(tokens(2, count), state)
+        assert state.tensors["cache.keys"].shape[1] == max(state.cached)
+        sizes.append(state.nbytes)
+    assert state.cached == ((10 * CHUNK if horizon is None else horizon),) * 2
+    assert sizes[0] < sizes[1]
+    assert (sizes[2] == sizes[3]) == (horizon is not None)
 
 
 @pytest.mark.parametrize("preset", presets.names())

@@ -68,7 +68,10 @@ def _by_hand(problem: Problem) -> tuple[Tensor, Weights]:
         else:
             gathered = alpha[t] * gathered + eta[t]
             if (t + 1) % spec.interval == 0:
-                steps = {site: newton_schulz(m, spec.newton_schulz_steps) for site, m in momentum.items()}
+                steps = {
+                    site: newton_schulz(m, spec.newton_schulz_steps, spec.momentum_floor)
+                    for site, m in momentum.items()
+                }
                 now = {site: weight - gathered * steps[site] for site, weight in now.items()}
                 gathered = 0.0
         outputs.append(NETWORKS[spec.network](now, queries[t]))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
-from atlas_memory.ops.features import taylor_coefficients
+from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
 from atlas_memory.ops.packing import Packing, take_rows
 from atlas_memory.ops.stability import cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
@@ -27,6 +27,9 @@ from atlas_memory.spec import MemorySpec, presets
 # Normalised inputs are many orders of magnitude below: for them both are the identity.
 LARGEST_INPUT = 1e6
 LARGEST_VALUE = 1e4
+
+# Of the exponential's sharpness β: at 1,000 two keys an angle of five degrees apart are strangers.
+LARGEST_ROOT = 1000**0.5
 
 # Initial weights of layers that see more features than this are products of two thin factors.
 WIDEST_FULL_INITIAL = 128
@@ -72,6 +75,8 @@ class Memory(nn.Module):
         self.coefficients: nn.Parameter | None = None
         if self.spec.feature == "polynomial":
             self.coefficients = nn.Parameter(torch.tensor(taylor_coefficients(self.spec.degree)))
+        if self.spec.feature == "exponential":  # the root of the sharpness
+            self.coefficients = nn.Parameter(torch.full((1,), math.sqrt(starting_sharpness(self.spec))))
         self.initial = InitialWeights(self.spec, heads, initial_rank)
         self.norm = nn.Parameter(torch.ones(heads, value_width))
         self.output_gate = nn.Linear(dim, heads * value_width, bias=False)
@@ -124,7 +129,7 @@ class Memory(nn.Module):
         state.check(self.spec, x.shape[0], x.device)
         x = cap(x, LARGEST_INPUT)
         queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)))
-        answers = recall(self.spec, queries, state, coefficients=self._unit_coefficients())
+        answers = recall(self.spec, queries, state, coefficients=self._coefficients())
         return self._output(answers, x)
 
     def _read(
@@ -154,7 +159,7 @@ class Memory(nn.Module):
             self.gates(x),
             self.initial() if state is None else None,
             state=state,
-            coefficients=self._unit_coefficients(),
+            coefficients=self._coefficients(),
             lengths=packing.lengths,
             check_finite=False,
         )
@@ -205,9 +210,13 @@ class Memory(nn.Module):
         )
         return normalise(queries), normalise(keys), cap(values, LARGEST_VALUE)
 
-    def _unit_coefficients(self) -> Tensor | None:
-        """The polynomial's coefficients, scaled so that φ of a unit vector is a unit vector."""
-        return None if self.coefficients is None else normalise(self.coefficients)
+    def _coefficients(self) -> Tensor | None:
+        """The polynomial's, scaled so that φ of a unit vector is a unit vector; or the exponential's sharpness."""
+        if self.coefficients is None:
+            return None
+        if self.spec.feature == "polynomial":
+            return normalise(self.coefficients)
+        return self.coefficients.clamp(-LARGEST_ROOT, LARGEST_ROOT).square()
 
     def _output(self, answers: Tensor, x: Tensor) -> Tensor:
         normed = root_mean_square_norm(answers, self.norm.to(answers.dtype)).flatten(-2)
@@ -229,6 +238,8 @@ class InitialWeights(nn.Module):
         self.left, self.right = nn.ParameterDict(), nn.ParameterDict()
         if spec.network == "matrix":
             return
+        if spec.kernel:
+            self.full["pairs"] = nn.Parameter(torch.randn(heads, spec.initial_pairs, spec.key_width))
         for site, (rows, columns) in spec.site_shapes().items():
             if site == "down":  # hidden activations have unit norm, the prediction about half of it
                 self.full[site] = nn.Parameter(torch.randn(heads, rows, columns) * (0.5 / math.sqrt(rows)))
@@ -241,8 +252,10 @@ class InitialWeights(nn.Module):
     def forward(self) -> dict[str, Tensor] | None:
         if self.spec.network == "matrix":
             return None
-        products = {site: left @ self.right[site] for site, left in self.left.items()}
-        return {site: products[site] if site in products else self.full[site] for site in self.spec.site_shapes()}
+        weights = {site: left @ self.right[site] for site, left in self.left.items()} | dict(self.full)
+        if self.spec.kernel:  # keys, like any other
+            weights["pairs"] = normalise(weights["pairs"])
+        return weights
 
 
 def _starting_convolution(channels: int, width: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atlas_memory.ops.features import Feature, feature_map
 from atlas_memory.ops.optimizers import Gates
+from atlas_memory.ops.packing import last_rows
 from atlas_memory.ops.state import MemoryState, fresh_state
 from atlas_memory.spec import MemorySpec
 
@@ -62,7 +63,7 @@ def prepare(
     else:
         state.check(spec, batch, keys.device, fresh.tensors)
         working = {name: state.tensors[name].to(dtype) for name in fresh.tensors}
-        state = MemoryState(spec, working, state.position)
+        state = MemoryState(spec, working | _without_padding(state, working), state.position)
     if check_finite if check_finite is not None else _eager_cpu(keys):
         _check_finite({"queries": queries, "keys": keys, "values": values, **_named_gates(gates)})
     keys = keys.to(dtype)
@@ -120,10 +121,11 @@ def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
 def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None) -> None:
     if coefficients is None:
         return
-    if spec.feature != "polynomial":
-        raise ValueError(f"coefficients are for feature='polynomial', not {spec.feature!r}.")
-    if tuple(coefficients.shape) != (spec.degree + 1,):
-        raise ValueError(f"coefficients must have shape ({spec.degree + 1},), got {tuple(coefficients.shape)}.")
+    counts = {"polynomial": spec.degree + 1, "exponential": 1}
+    if spec.feature not in counts:
+        raise ValueError(f"coefficients are for feature='polynomial' and 'exponential', not {spec.feature!r}.")
+    if tuple(coefficients.shape) != (counts[spec.feature],):
+        raise ValueError(f"coefficients must have shape ({counts[spec.feature]},), got {tuple(coefficients.shape)}.")
 
 
 def _initial_weights(
@@ -135,7 +137,7 @@ def _initial_weights(
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """The initial weights a fresh state starts from; zeros of the right shapes where a state replaces them."""
-    shapes = {site: (heads, *shape) for site, shape in spec.site_shapes().items()}
+    shapes = {name: (heads, *shape) for name, shape in spec.initial_shapes().items()}
     if initial is None:
         if state is None and spec.network != "matrix":
             raise ValueError(f"initial must give the weights {shapes} of a deep memory, or state must.")
@@ -147,6 +149,12 @@ def _initial_weights(
         if initial[site].device != keys.device:
             raise ValueError(f"initial[{site!r}] is on {initial[site].device}, but keys on {keys.device}.")
     return {site: initial[site].to(dtype) for site in shapes}
+
+
+def _without_padding(state: MemoryState, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Caches whose padding is zero and gets no gradient, whatever a caller has put there."""
+    caches = {name: x for name, x in tensors.items() if name.startswith("cache.") and len(set(state.cached)) > 1}
+    return {name: last_rows(x, [x.shape[1]] * x.shape[0], x.shape[1], state.cached) for name, x in caches.items()}
 
 
 def _named_gates(gates: Gates) -> dict[str, Tensor]:

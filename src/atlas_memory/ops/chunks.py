@@ -54,8 +54,8 @@ def align(call: Call) -> Aligned:
     gates = Gates(*(None if g is None else joined(name, g) for name, g in call.gates._asdict().items()))
     keys, values = joined("keys", call.keys), joined("values", call.values)
     if spec.window > 1:
-        keys = torch.cat([state.tensors["window.keys"], keys], dim=1)
-        values = torch.cat([state.tensors["window.values"], values], dim=1)
+        keys = torch.cat([state.window("keys"), keys], dim=1)
+        values = torch.cat([state.window("values"), values], dim=1)
     reaching = _without_missing_window(spec, gates, keys, starts)
     return Aligned(joined("queries", call.queries), keys, values, gates, reaching, starts, fills, totals)
 
@@ -80,8 +80,8 @@ def state_after(call: Call, aligned: Aligned, fast: dict[str, Tensor]) -> Memory
     tensors = dict(fast)
     known = [min(start + anchor, spec.window - 1) for start, anchor in zip(aligned.starts, anchors, strict=True)]
     ends = [spec.window - 1 + anchor for anchor in anchors]
-    tensors["window.keys"] = last_rows(aligned.keys, ends, spec.window - 1, known)
-    tensors["window.values"] = last_rows(aligned.values, ends, spec.window - 1, known)
+    for name in state.group("window"):
+        tensors[f"window.{name}"] = last_rows(getattr(aligned, name), ends, spec.window - 1, known)
     opened = {name: buffer.shape[1] for name, buffer in state.group("open").items()}
     if opened:
         fills = [total - anchor for total, anchor in zip(aligned.totals, anchors, strict=True)]
@@ -108,6 +108,7 @@ class Schedule(NamedTuple):
     last: Tensor | int | None  # None: no row is folded
     alive: Tensor | None  # (R, 1, 1) bool; None: all rows
     retracted: Tensor | bool  # (R, 1, 1) bool where rows differ
+    missing: tuple[int, ...]  # tokens of the chunk that are not folded, per batch row
 
 
 def chunk_size(spec: MemorySpec) -> int:
@@ -176,6 +177,7 @@ def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device:
         last,
         None if all(folded) or not any(folded) else flags(folded),
         retracted[0] if len(set(retracted)) == 1 else flags(retracted),
+        tuple(size - n if f else size for n, f in zip(present, folded, strict=True)),
     )
 
 

@@ -32,13 +32,23 @@ from atlas_memory.ops.chunks import (
     update_points,
 )
 from atlas_memory.ops.dense import retract
-from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors
+from atlas_memory.ops.entries import (
+    Entries,
+    align_tokens,
+    join_entries,
+    kernel_features,
+    retract_columns,
+    split_entries,
+    unexpired,
+)
+from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors, impulse_tokens
 from atlas_memory.ops.features import Feature
 from atlas_memory.ops.monitors import Monitors, Record, mean_write, surprise_of
 from atlas_memory.ops.networks import Factors, Network, memory_network
 from atlas_memory.ops.optimizers import Coefficients, Gates, linear_coefficients, muon_coefficients
 from atlas_memory.ops.packing import take_rows
 from atlas_memory.ops.sites import Dense, FastWeights, Linear, Muon
+from atlas_memory.ops.softmax import attend, attend_and_keep
 from atlas_memory.ops.stability import (
     shrink_factor,
     squared_norm_bound,
@@ -95,9 +105,12 @@ def recall(spec: MemorySpec, queries: Tensor, state: MemoryState, *, coefficient
 
 
 def _answer(call: Call, queries: Tensor) -> Tensor:
-    now = _weights_now(call)
+    if call.spec.normalised:
+        return attend(call._replace(queries=queries))
+    now, model = _weights_now(call), _model(call)
     flat = queries.movedim(2, 1).flatten(0, 1)
-    answers = memory_network(call.spec).forward(Dense(now.weights), call.feature.expand(flat), flat)
+    at_anchor = torch.full((flat.shape[1],), -1, device=flat.device)
+    answers = model.network.forward(Dense(now.weights), _inputs(model, now, flat, at_anchor), flat)
     return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
 
 
@@ -122,6 +135,17 @@ class Model(NamedTuple):
     feature: Feature
 
 
+def _model(call: Call) -> Model:
+    return Model(call.spec, memory_network(call.spec), call.feature)
+
+
+def _inputs(model: Model, anchor: FastWeights, x: Tensor, places: Tensor) -> Tensor:
+    """What the first layer sees of x (R, Q, D): its features. places (Q,): see `kernel_features`."""
+    if anchor.entries is None:
+        return model.feature.expand(x)
+    return kernel_features(model.feature, anchor.entries, x, places, model.spec.horizon)
+
+
 class Bound(NamedTuple):
     """Of the write limiter."""
 
@@ -142,6 +166,8 @@ class Prepared(NamedTuple):
 
 def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
     groups, back = _groups(call)
+    if call.spec.normalised:
+        return attend_and_keep(call, monitors)
     if len(groups) == 1:
         return _run_together(call, recompute, monitors)
     watchers = [None if monitors is None else Monitors() for _ in groups]
@@ -174,7 +200,7 @@ def _rows_of(call: Call, rows: list[int]) -> Call:
 
 
 def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
-    spec, model = call.spec, Model(call.spec, memory_network(call.spec), call.feature)
+    spec, model = call.spec, _model(call)
     batch, tokens, heads = call.keys.shape[:3]
     aligned = align(call)
     pieces = stretches(spec, aligned)
@@ -202,18 +228,20 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
     if monitors is not None:
         monitors.finish(call, carried, unaligned)
     y = torch.cat(answers, dim=1) if answers else call.values.new_zeros(batch * heads, 0, spec.value_width)
-    return unaligned(y), state_after(call, aligned, _state_tensors(carried, batch))
+    after = state_after(call, aligned, _state_tensors(spec, carried, batch))
+    return unaligned(y), after.with_entries_aligned()
 
 
 def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> list[Prepared]:
     """Everything that depends on no state, for all chunks at once."""
     spec, feature = model.spec, model.feature
     chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
+    places = torch.arange(size, device=chunks.keys.device)
     if spec.exact and spec.objective == "regression":
         keys, values = (_windows(x, spec.window) for x in (chunks.keys, chunks.values))
-        decayed = spec.gradient_at == "decayed"
-        impulses = impulse_chunk(feature, keys, values, chunks.gates, decayed, spec.limits_writes)
+        impulses = impulse_chunk(spec, feature, keys, values, chunks.gates)
         kernel = feature.kernel(chunks.queries, keys.flatten(-3, -2))
+        kernel = unexpired(kernel, places[skipped:], impulse_tokens(keys), spec.horizon)
         stacked = Prepared(chunks, impulses.coefficients, kernel, None, impulses)
     else:
         known = spec.optimizer != "muon" and spec.surprise_retention is None
@@ -223,7 +251,10 @@ def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> lis
             step = None if coefficients is None else coefficients.steps()
             gram = feature.kernel(chunks.keys, chunks.keys).abs()
             bound = Bound(gram, step, None if step is None else _written(step))
-        stacked = Prepared(chunks, coefficients, feature.kernel(chunks.queries, chunks.keys), bound, None)
+        kernel = feature.kernel(chunks.queries, chunks.keys)
+        written = torch.arange(1 - spec.window, size, device=kernel.device)
+        kernel = unexpired(kernel, places[skipped:], written, spec.horizon)
+        stacked = Prepared(chunks, coefficients, kernel, bound, None)
     return unstack(stacked, chunks.keys.shape[0])
 
 
@@ -246,12 +277,15 @@ def _step(
     """One chunk: answers (R, Q, V), and the weights its end leaves behind."""
     update, record = _update(model, anchor, prepared, plan.place, monitor)
     queries = prepared.chunk.queries
-    outputs = model.network.forward(update, model.feature.expand(queries), queries)
+    size = prepared.chunk.keys.shape[1] - model.spec.window + 1
+    places = torch.arange(size - queries.shape[1], size, device=queries.device)
+    outputs = model.network.forward(update, _inputs(model, anchor, queries, places), queries)
     if plan.last is None:
         return outputs, anchor, record
     after = update.fold(plan.last)
     if plan.alive is not None:
         after = _choose(plan.alive, after, anchor)
+    after = _aligned_entries(model.spec, after, plan.missing)
     if plan.retracted is not False:
         after, factors = _retract(model.spec, after, plan.retracted)
         record = None if record is None else record._replace(retraction=factors)
@@ -271,16 +305,22 @@ def _update(
     """The chunk's gradients at the anchor, and what the optimizer makes of them."""
     spec, chunk, impulses = model.spec, prepared.chunk, prepared.impulses
     if impulses is not None:
-        errors = impulse_errors(impulses, anchor.weights["down"], anchor.momentum.get("down"))
+        entries = None
+        if anchor.entries is not None:  # each token's impulses read the state before it
+            readers = torch.arange(-1, chunk.keys.shape[1] - spec.window, device=chunk.keys.device)
+            entries = _inputs(model, anchor, impulses.inputs, readers.repeat_interleave(spec.window))
+        errors = impulse_errors(impulses, anchor.weights["down"], anchor.momentum.get("down"), entries)
         solved = {"down": Factors(impulses.inputs, errors)}
-        update = Linear(anchor, solved, impulses.coefficients, {}, {"down": prepared.feature_kernel})
-        return update, Record.of_impulses(impulses, errors, spec.window) if monitor else None
+        kernels = {"down": prepared.feature_kernel}
+        update = Linear(anchor, solved, impulses.coefficients, {}, kernels, chunk.keys, spec.window)
+        return update, Record.of_impulses(model.feature, impulses, errors, spec.window) if monitor else None
     size = chunk.keys.shape[1] - spec.window + 1
     factors = _factors(model, anchor, chunk, size)
-    surprise = surprise_of(factors) if monitor or spec.surprise_retention or spec.write_cap else None
+    features = dict.fromkeys(spec.feature_sites, model.feature)
+    surprise = surprise_of(factors, features) if monitor or spec.surprise_retention or spec.write_cap else None
     record = None
     if monitor and surprise is not None:
-        record = Record.of_factors(factors, surprise, chunk.gates, size)
+        record = Record.of_factors(factors, features, surprise, chunk.gates, size)
     gates = chunk.gates
     if surprise is not None and spec.surprise_retention is not None and gates.retention is not None:
         weighted = surprise_weighted(gates.retention, surprise[:, -size:], spec.surprise_retention)
@@ -294,13 +334,13 @@ def _update(
         points = update_points(spec, place, size)
         rows = muon_coefficients(gates, anchor.pending, points, chunk.keys[:, -size:], chunk.keys.shape[1])
         curvatures = _curvatures(model, anchor, factors) if spec.limits_writes else {}
-        muon = Muon(anchor, factors, rows, points, spec.newton_schulz_steps, curvatures)
+        muon = Muon(anchor, factors, rows, points, spec.newton_schulz_steps, spec.momentum_floor, curvatures)
         return muon, None if record is None else record._replace(limits=muon.token_limits())
     coefficients = prepared.coefficients if prepared.coefficients is not None else _linear(chunk, size)
     limits = _limits(model, anchor, factors, coefficients, prepared.bound)
     record = None if record is None else record._replace(limits=limits)
     kernels = dict.fromkeys(spec.feature_sites, prepared.feature_kernel)
-    return Linear(anchor, factors, coefficients, limits, kernels), record
+    return Linear(anchor, factors, coefficients, limits, kernels, chunk.keys), record
 
 
 def _factors(model: Model, anchor: FastWeights, chunk: Chunk, size: int) -> dict[str, Factors]:
@@ -316,8 +356,10 @@ def _factors(model: Model, anchor: FastWeights, chunk: Chunk, size: int) -> dict
         return -chunk.values if spec.objective == "dot" else prediction - chunk.values
 
     reader = Dense(anchor.weights, decay)
-    _, factors = model.network.factors(reader, model.feature.expand(chunk.keys), chunk.keys, error)
-    return {site: factors[site] for site in spec.fast}
+    at_anchor = torch.full((chunk.keys.shape[1],), -1, device=chunk.keys.device)
+    _, factors = model.network.factors(reader, _inputs(model, anchor, chunk.keys, at_anchor), chunk.keys, error)
+    entries = {site: factors[site]._replace(inputs=chunk.keys) for site in spec.cached_sites}
+    return {site: entries[site] if site in entries else factors[site] for site in spec.fast}
 
 
 def _limits(
@@ -356,7 +398,8 @@ def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[
     assert radius is not None
 
     def back(name: str, x: Tensor) -> Tensor:
-        drawn, factors[name] = retract(x, radius)
+        per_entry = name.removeprefix("weights.") in spec.cached_sites
+        drawn, factors[name] = (retract_columns if per_entry else retract)(x, radius)
         if where is True:
             return drawn
         factors[name] = torch.where(torch.as_tensor(where), factors[name], 1)
@@ -364,7 +407,7 @@ def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[
 
     weights = {site: back(f"weights.{site}", x) if site in spec.fast else x for site, x in now.weights.items()}
     momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}
-    return FastWeights(weights, momentum, now.pending), factors
+    return now._replace(weights=weights, momentum=momentum), factors
 
 
 def _choose(condition: Tensor, first: FastWeights, second: FastWeights) -> FastWeights:
@@ -372,11 +415,30 @@ def _choose(condition: Tensor, first: FastWeights, second: FastWeights) -> FastW
     pending = None
     if first.pending is not None and second.pending is not None:
         pending = torch.where(condition[:, 0, 0], first.pending, second.pending)
+
+    def rows(new: Tensor, old: Tensor) -> Tensor:
+        """An infinite layer may have gained columns."""
+        return torch.where(condition, new, torch.nn.functional.pad(old, (0, new.shape[-1] - old.shape[-1])))
+
     return FastWeights(
-        {site: torch.where(condition, x, second.weights[site]) for site, x in first.weights.items()},
-        {site: torch.where(condition, x, second.momentum[site]) for site, x in first.momentum.items()},
+        {site: rows(x, second.weights[site]) for site, x in first.weights.items()},
+        {site: rows(x, second.momentum[site]) for site, x in first.momentum.items()},
         pending,
+        first.entries,
     )
+
+
+def _aligned_entries(spec: MemorySpec, now: FastWeights, missing: Sequence[int]) -> FastWeights:
+    """The entries of each row's real tokens at the end, without the expired ones."""
+    entries = now.entries
+    if entries is None or not spec.cached_sites:
+        return now
+
+    def aligned(x: Tensor) -> Tensor:
+        return align_tokens(x, entries.pairs, missing, spec.horizon)
+
+    weights = {site: aligned(now.weights[site].mT).mT for site in spec.feature_sites}
+    return now._replace(weights={**now.weights, **weights}, entries=Entries(aligned(entries.keys), entries.pairs))
 
 
 def _weights_now(call: Call) -> FastWeights:
@@ -384,14 +446,15 @@ def _weights_now(call: Call) -> FastWeights:
     aligned, anchor = align(call), _fast_weights(call.state)
     if not any(aligned.fills):
         return anchor
-    model = Model(call.spec, memory_network(call.spec), call.feature)
+    model = _model(call)
     chunks, size = stack_chunks(call.spec, aligned, 0, max(aligned.fills))
     (prepared,) = _prepare_chunks(model, chunks, size, skipped=size)
     heads, device = call.keys.shape[2], call.keys.device
     last = torch.tensor([max(fill - 1, 0) for fill in aligned.fills], device=device).repeat_interleave(heads)
     alive = torch.tensor([fill > 0 for fill in aligned.fills], device=device).repeat_interleave(heads)
     update, _ = _update(model, anchor, prepared, aligned.starts[0], monitor=False)
-    return _choose(alive[:, None, None], update.fold(last), anchor)
+    now = _choose(alive[:, None, None], update.fold(last), anchor)
+    return _aligned_entries(call.spec, now, [size - fill for fill in aligned.fills])
 
 
 def _fast_weights(state: MemoryState) -> FastWeights:
@@ -399,13 +462,22 @@ def _fast_weights(state: MemoryState) -> FastWeights:
     weights = {site: x.flatten(0, 1) for site, x in state.group("weights").items()}
     momentum = {site: x.flatten(0, 1) for site, x in state.group("momentum").items()}
     pending = state.tensors.get("pending")
-    return FastWeights(weights, momentum, None if pending is None else pending.flatten(0, 1))
+    entries = None
+    if state.spec.kernel:
+        entries, columns = join_entries(state)
+        weights |= columns
+    return FastWeights(weights, momentum, None if pending is None else pending.flatten(0, 1), entries)
 
 
-def _state_tensors(now: FastWeights, batch: int) -> dict[str, Tensor]:
+def _state_tensors(spec: MemorySpec, now: FastWeights, batch: int) -> dict[str, Tensor]:
     """(R, ...) → (B, H, ...)."""
     tensors = {f"weights.{site}": x for site, x in now.weights.items()}
+    cache = {}
+    if now.entries is not None:
+        pairs = now.entries.pairs
+        cache = split_entries(now.weights, now.entries, spec.cached_sites, batch)
+        tensors |= {f"weights.{site}": now.weights[site][..., :pairs] for site in spec.feature_sites}
     tensors |= {f"momentum.{site}": x for site, x in now.momentum.items()}
     if now.pending is not None:
         tensors["pending"] = now.pending
-    return {name: x.unflatten(0, (batch, -1)) for name, x in tensors.items()}
+    return {name: x.unflatten(0, (batch, -1)) for name, x in tensors.items()} | cache

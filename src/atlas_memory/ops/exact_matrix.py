@@ -18,16 +18,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atlas_memory.ops.entries import unexpired
 from atlas_memory.ops.features import Feature
 from atlas_memory.ops.optimizers import Coefficients, Gates, anchor_decay, decay_matrix
 from atlas_memory.ops.stability import shrink_factor
+from atlas_memory.spec import MemorySpec
 
 
 class ImpulseChunk(NamedTuple):
-    """What a chunk needs of its tokens. errors = weight_keys Wᵀ − momentum_keys Sᵀ − targets."""
+    """What a chunk needs of its tokens. errors = weight_keys Wᵀ − momentum_keys Sᵀ − targets.
 
-    inputs: Tensor  # φ(k) (..., I, F)
-    weight_keys: Tensor  # (..., I, F)
+    The features of an infinite layer depend on its entries: there weight_keys are inverse · scale · z, made inside the
+    loop.
+    """
+
+    inputs: Tensor  # φ(k) (..., I, F), or k itself for an infinite φ
+    weight_keys: Tensor | None  # (..., I, F)
+    inverse: Tensor | None  # (..., I, I), and
+    scale: Tensor | None  # (..., I, 1): for an infinite layer
     momentum_keys: Tensor | None  # (..., I, F)
     targets: Tensor  # (..., I, V)
     coefficients: Coefficients  # over impulses: writes and gathers are (..., C, I)
@@ -35,9 +43,7 @@ class ImpulseChunk(NamedTuple):
     limits: Tensor | None  # ℓ (..., C), which is already inside the coefficients
 
 
-def impulse_chunk(
-    feature: Feature, keys: Tensor, values: Tensor, gates: Gates, decayed: bool, limiter: bool
-) -> ImpulseChunk:
+def impulse_chunk(spec: MemorySpec, feature: Feature, keys: Tensor, values: Tensor, gates: Gates) -> ImpulseChunk:
     """keys (..., C, W, D), values (..., C, W, V): windows of every token, offset 0 first; gates (..., C)."""
     width = keys.shape[-2]
     like = keys[..., 0, :]
@@ -45,7 +51,7 @@ def impulse_chunk(
     omega = gamma
     if gates.step is not None:
         omega = omega * gates.step[..., None]
-    limits = _window_limit(feature, keys, omega, gates.momentum) if limiter else None
+    limits = _window_limit(feature, keys, omega, gates.momentum) if spec.limits_writes else None
     if limits is not None:
         omega = omega * limits[..., None]
     decay = decay_matrix(gates.retention, like)
@@ -60,18 +66,24 @@ def impulse_chunk(
         gathers = (momentum_decay[..., None] * omega[..., None, :, :]).flatten(-2)
     writes = (impulse_decay[..., None] * omega[..., None, :, :]).flatten(-2)  # (..., C, I)
 
-    scale = gates.retention if decayed else None
-    inverse = _inverse(feature, keys.flatten(-3, -2), _before(writes), scale, width)
+    scale = gates.retention if spec.gradient_at == "decayed" else None
+    kernel = feature.kernel(keys.flatten(-3, -2), keys.flatten(-3, -2))
+    readers = _per_impulse(torch.arange(keys.shape[-3], device=keys.device), width, -1)
+    kernel = unexpired(kernel, readers - 1, impulse_tokens(keys), spec.horizon)
+    inverse = _inverse(kernel, _before(writes), scale, width)
     inputs = feature.expand(keys.flatten(-3, -2))
 
-    def solved(row_scale: Tensor) -> Tensor:
-        shifted = row_scale if scale is None else row_scale * scale
-        return inverse @ (_per_impulse(shifted, width, -1)[..., None] * inputs)
+    def shifted(row_scale: Tensor) -> Tensor:
+        row_scale = row_scale if scale is None else row_scale * scale
+        return _per_impulse(row_scale, width, -1)[..., None]
 
+    weight_scale = shifted(_before(weight[..., None], first=1.0)[..., 0])
     return ImpulseChunk(
         inputs,
-        solved(_before(weight[..., None], first=1.0)[..., 0]),
-        None if crossing is None else solved(_before(crossing[..., None])[..., 0]),
+        None if spec.kernel else inverse @ (weight_scale * inputs),
+        inverse if spec.kernel else None,
+        weight_scale if spec.kernel else None,
+        None if crossing is None else inverse @ (shifted(_before(crossing[..., None])[..., 0]) * inputs),
         inverse @ values.flatten(-3, -2),
         Coefficients(weight, crossing, momentum, writes, gathers),
         gamma,
@@ -79,9 +91,20 @@ def impulse_chunk(
     )
 
 
-def impulse_errors(chunk: ImpulseChunk, weight: Tensor, momentum: Tensor | None) -> Tensor:
-    """E (R, I, V) at the state the chunk starts from: weight (R, V, F)."""
-    errors = torch.baddbmm(chunk.targets, chunk.weight_keys, weight.mT, beta=-1)
+def impulse_tokens(keys: Tensor) -> Tensor:
+    """The token t − j of every impulse (I,), for keys (..., C, W, D)."""
+    size, width = keys.shape[-3:-1]
+    tokens = torch.arange(size, device=keys.device)[:, None] - torch.arange(width, device=keys.device)
+    return tokens.flatten()
+
+
+def impulse_errors(chunk: ImpulseChunk, weight: Tensor, momentum: Tensor | None, features: Tensor | None) -> Tensor:
+    """E (R, I, V) at the state the chunk starts from: weight (R, V, F). features z (R, I, F): of an infinite layer."""
+    weight_keys = chunk.weight_keys
+    if chunk.inverse is not None and chunk.scale is not None and features is not None:
+        return torch.bmm(chunk.inverse, chunk.scale * torch.bmm(features, weight.mT)) - chunk.targets
+    assert weight_keys is not None
+    errors = torch.baddbmm(chunk.targets, weight_keys, weight.mT, beta=-1)
     if chunk.momentum_keys is not None and momentum is not None:
         errors = torch.baddbmm(errors, chunk.momentum_keys, momentum.mT, alpha=-1)
     return errors
@@ -97,10 +120,10 @@ def _before(rows: Tensor, first: float = 0.0) -> Tensor:
     return torch.cat([torch.full_like(rows[..., :1, :], first), rows[..., :-1, :]], dim=-2)
 
 
-def _inverse(feature: Feature, keys: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
+def _inverse(kernel: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
     """(I + L)⁻¹ with L the influence of earlier impulses: zero on and above the block diagonal of each token."""
     influence = earlier if scale is None else earlier * scale[..., None]
-    system = _per_impulse(influence, width, -2) * feature.kernel(keys, keys)
+    system = _per_impulse(influence, width, -2) * kernel
     inverse: Tensor = _UnitInverse.apply(system)
     return inverse
 

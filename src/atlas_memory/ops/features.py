@@ -11,11 +11,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from atlas_memory.ops.stability import safe_norm
 from atlas_memory.spec import MemorySpec
 
 
 class Feature(Protocol):
-    def expand(self, x: Tensor) -> Tensor: ...
+    def expand(self, x: Tensor) -> Tensor:
+        """φ(x), or x itself where φ is infinite: then `inner` is the kernel."""
+        ...
+
+    def inner(self, z: Tensor, y: Tensor) -> Tensor:
+        """Inner products of what `expand` gives."""
+        ...
+
+    def norm(self, z: Tensor) -> Tensor:
+        """Norms of what `expand` gives (..., 1)."""
+        ...
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor: ...
 
@@ -29,6 +40,12 @@ class Identity:
 
     def expand(self, x: Tensor) -> Tensor:
         return x
+
+    def inner(self, z: Tensor, y: Tensor) -> Tensor:
+        return z @ y.mT
+
+    def norm(self, z: Tensor) -> Tensor:
+        return safe_norm(z, -1)
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
@@ -60,6 +77,12 @@ class Polynomial:
             parts.append(product)
         return torch.cat(parts, dim=-1) * self.scales
 
+    def inner(self, z: Tensor, y: Tensor) -> Tensor:
+        return z @ y.mT
+
+    def norm(self, z: Tensor) -> Tensor:
+        return safe_norm(z, -1)
+
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         return self.of_products(x @ y.mT)
 
@@ -71,16 +94,48 @@ class Polynomial:
         return result
 
 
+class Exponential:
+    """φ*, of infinite width: φ*(x)·φ*(y) = exp(β(x·y − 1)), at most 1 for vectors of unit length (eq. 21–24)."""
+
+    def __init__(self, sharpness: Tensor) -> None:
+        """sharpness: β (1,)."""
+        self.sharpness = sharpness
+
+    def expand(self, x: Tensor) -> Tensor:
+        return x
+
+    def inner(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.kernel(z, y)
+
+    def norm(self, z: Tensor) -> Tensor:
+        return self.of_products(z.square().sum(-1, keepdim=True)).sqrt()
+
+    def kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp((x * self.sharpness) @ y.mT - self.sharpness)
+
+    def of_products(self, products: Tensor) -> Tensor:
+        return torch.exp(self.sharpness * (products - 1))
+
+
 def feature_map(spec: MemorySpec, coefficients: Tensor | None, like: Tensor) -> Feature:
     """The feature map a spec names, in the dtype and on the device of `like`.
 
-    `coefficients`: the c_i of a polynomial, default 1/√i! (those of the exponential's Taylor series).
+    `coefficients`: the c_i of a polynomial, default 1/√i! (those of the exponential's Taylor series); or the sharpness
+    β of the exponential (1,), default √(key width), that of attention between vectors of unit variance.
     """
     if spec.feature == "identity":
         return Identity()
+    if spec.feature == "exponential":
+        return Exponential(
+            like.new_full((1,), starting_sharpness(spec)) if coefficients is None else coefficients.to(like)
+        )
     if coefficients is None:
         coefficients = torch.tensor(taylor_coefficients(spec.degree), dtype=torch.float64)
     return Polynomial(coefficients.to(like), spec.key_width)
+
+
+def starting_sharpness(spec: MemorySpec) -> float:
+    return math.sqrt(spec.key_width)
 
 
 def taylor_coefficients(degree: int) -> list[float]:

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from atlas_memory.ops.call import Call
 from atlas_memory.ops.exact_matrix import ImpulseChunk
+from atlas_memory.ops.features import Feature, Identity
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.optimizers import Gates, window_bands
 from atlas_memory.ops.sites import FastWeights
 from atlas_memory.ops.stability import safe_norm
+
+_PLAIN = Identity()
 
 
 class Record(NamedTuple):
@@ -29,29 +32,38 @@ class Record(NamedTuple):
     retraction: Mapping[str, Tensor] = {}  # {leaf: factor (R, 1, 1)}
 
     @staticmethod
-    def of_factors(factors: Mapping[str, Factors], surprise: Tensor, gates: Gates, size: int) -> Record:
-        """Surprise of a context: the norm of Σ_j γ_tj ∇_{t−j}, by inner products of rank-one gradients."""
+    def of_factors(
+        factors: Mapping[str, Factors], features: Mapping[str, Feature], surprise: Tensor, gates: Gates, size: int
+    ) -> Record:
+        """Surprise of a context: the norm of Σ_j γ_tj ∇_{t−j}, by inner products of rank-one gradients.
+
+        features: of the sites that see them; the others see plain vectors.
+        """
         some = next(iter(factors.values())).inputs
         bands = window_bands(gates, some[:, -size:], some.shape[1])
-        products = [(f.inputs @ f.inputs.mT) * (f.deltas @ f.deltas.mT) for f in factors.values()]
+        products = [
+            features.get(site, _PLAIN).inner(f.inputs, f.inputs) * (f.deltas @ f.deltas.mT)
+            for site, f in factors.items()
+        ]
         squares = ((bands @ torch.stack(products).sum(0)) * bands).sum(-1)
         return Record(surprise[:, -size:], squares.clamp_min(0).sqrt())
 
     @staticmethod
-    def of_impulses(chunk: ImpulseChunk, errors: Tensor, window: int) -> Record:
+    def of_impulses(feature: Feature, chunk: ImpulseChunk, errors: Tensor, window: int) -> Record:
         """Exact memories: impulses (t, j), j = 0 being the token itself."""
-        surprise = (safe_norm(errors, -1) * safe_norm(chunk.inputs, -1))[..., 0].unflatten(1, (-1, window))[..., 0]
+        surprise = surprise_of({"down": Factors(chunk.inputs, errors)}, {"down": feature})
+        surprise = surprise.unflatten(1, (-1, window))[..., 0]
         gates = chunk.window_gates  # (R, C, W)
         inputs, deltas = (x.unflatten(1, (-1, window)) for x in (chunk.inputs, errors))
-        products = (inputs @ inputs.mT) * (deltas @ deltas.mT)
+        products = feature.inner(inputs, inputs) * (deltas @ deltas.mT)
         squares = ((gates[..., None, :] @ products)[..., 0, :] * gates).sum(-1)
         limits = {} if chunk.limits is None else {"down": chunk.limits}
         return Record(surprise, squares.clamp_min(0).sqrt(), limits)
 
 
-def surprise_of(factors: Mapping[str, Factors]) -> Tensor:
+def surprise_of(factors: Mapping[str, Factors], features: Mapping[str, Feature]) -> Tensor:
     """‖∇ℓ‖ over all fast layers (R, N): a gradient of rank one has the product of its factors' norms."""
-    norms = [safe_norm(f.inputs, -1) * safe_norm(f.deltas, -1) for f in factors.values()]
+    norms = [features.get(site, _PLAIN).norm(f.inputs) * safe_norm(f.deltas, -1) for site, f in factors.items()]
     return safe_norm(torch.cat(norms, dim=-1), -1)[..., 0]
 
 
@@ -60,7 +72,8 @@ class Monitors:
     """Hand an empty one to a call; it comes back filled. Tokens beyond a row's length are zero.
 
     surprise, context_surprise (B, T, H); limiter {site: ℓ (B, T, H)}, 1 where it did not act; retraction
-    {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor; gates as they were
+    {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor, of an infinite
+    layer those of its vectors; gates as they were
     used; mean_write: the mean of η·γ over real tokens, differentiable, for a training loss to penalise.
     """
 

@@ -9,7 +9,10 @@ chunk has gathered so far, so it is written with the sums since the anchor:
 
     W_t = a_t W − σ_t S − ℓ_t Σ_i P_ti ∇_i           S_t = τ_t S + ℓ_t Σ_i B_ti ∇_i
 
-Every row is read alone: a batch is a list. Shapes: H heads, N tokens seen by the chunk (window and chunk).
+Every row is read alone: a batch is a list. An infinite first layer (φ*) is a sum over entries, W φ*(x) = V z(x) with
+z(x) = κ(x, keys of the entries): its gradient δ ⊗ φ*(k) is δ in the column of V that belongs to the token.
+
+Shapes: H heads, N tokens seen by the chunk (window and chunk), E entries.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from atlas_memory.ops.call import Call, prepare
 from atlas_memory.ops.dense import retract
+from atlas_memory.ops.entries import Entries, join_entries, kernel_features, retract_columns, split_entries
 from atlas_memory.ops.networks import memory_network
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Gates
@@ -80,6 +84,9 @@ def _read_row(call: Call, row: int) -> tuple[Tensor, MemoryState]:
         {site: momentum[0] for site, momentum in before.group("momentum").items()},
         before.tensors["pending"][0] if "pending" in before.tensors else None,
     )
+    if spec.kernel:
+        entries, columns = join_entries(before)
+        now = now._replace(weights={**now.weights, **columns}, entries=entries)
     outputs, size = list[Tensor](), spec.anchor_chunk
     while tokens:
         chunk = tokens[:size]
@@ -90,6 +97,7 @@ def _read_row(call: Call, row: int) -> tuple[Tensor, MemoryState]:
         tokens, start = tokens[size:], start + size
         window = (window + chunk)[-(spec.window - 1) :] if spec.window > 1 else []
         now = _retract(spec, end) if spec.retracts and start % spec.chunk == 0 else end
+        now = _without_expired(spec, now)
     y = torch.stack(outputs) if outputs else call.values.new_zeros(0, *call.values.shape[2:])
     padding = y.new_zeros(call.keys.shape[1] - y.shape[0], *y.shape[1:])
     return torch.cat([y, padding]), _state_of(before, now, window, tokens, position + call.lengths[row])
@@ -100,6 +108,7 @@ def _read_chunk(
 ) -> tuple[list[Tensor], FastWeights]:
     """Read the tokens of one chunk, which starts at place `start`: answers, and the state after the last token."""
     spec, network = call.spec, memory_network(call.spec)
+    anchor = _with_room(spec, anchor, tokens)
     seen, gradients, decays = list(window), list[dict[str, Tensor]](), list[Tensor]()
     none = torch.zeros_like(tokens[0].step)
     writes, gathers = [none] * len(seen), [none] * len(seen)  # P_t, B_t
@@ -111,8 +120,9 @@ def _read_chunk(
         alpha = token.retention
         for new in seen[len(gradients) :]:  # this token; at the chunk's start, also those in its window
             decays.append(weight * alpha if spec.gradient_at == "decayed" else none + 1)
-            gradient = _gradient(call, anchor, new, decays[-1])
-            surprise = _surprise(gradient)
+            column = len(gradients) - len(window) - len(tokens)  # from the end: the chunk's tokens are the last entries
+            gradient = _gradient(call, anchor, new, decays[-1], column)
+            surprise = _surprise(call, gradient, new)
             gradients.append(gradient if spec.write_cap is None else _capped(gradient, surprise, spec.write_cap))
         if spec.surprise_retention is not None:
             alpha = surprise_weighted(alpha, surprise, spec.surprise_retention)
@@ -131,35 +141,84 @@ def _read_chunk(
             limits = _limits(call, anchor, seen, decays, writes, gathers, crossing)
             now = _linear_step(anchor, gradients, writes, gathers, weight, crossing, momentum, limits)
         if token.query is not None:
-            reader = Dense(now.weights)
-            answers.append(network.forward(reader, *_features(call, token.query))[:, 0])
+            features, raw = _features(call, now, token.query[:, None], place - start)
+            answer = network.forward(Dense(now.weights), features, raw)
+            answers.append((answer / features.sum(-1, keepdim=True) if spec.normalised else answer)[:, 0])
     return answers, now
 
 
-def _features(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
-    """φ(x) and x, as sequences of one token (H, 1, ...)."""
-    return call.feature.expand(x)[:, None], x[:, None]
+def _features(call: Call, now: FastWeights, x: Tensor, place: int) -> tuple[Tensor, Tensor]:
+    """φ(x), or z(x), and x (H, Q, D). place: of the token whose state is read, in its chunk; −1: the anchor."""
+    if now.entries is None:
+        return call.feature.expand(x), x
+    places = torch.full((x.shape[1],), place, device=x.device)
+    return kernel_features(call.feature, now.entries, x, places, call.spec.horizon), x
 
 
-def _gradient(call: Call, anchor: FastWeights, token: Token, decay: Tensor) -> dict[str, Tensor]:
-    """∇ℓ of one token with respect to the fast layers, at the anchor scaled by `decay` (H,)."""
+def _with_room(spec: MemorySpec, anchor: FastWeights, tokens: list[Token]) -> FastWeights:
+    """The anchor with empty entries for the tokens of a chunk."""
+    if anchor.entries is None or not spec.cached_sites:
+        return anchor
+    keys = torch.cat([anchor.entries.keys, torch.stack([token.key for token in tokens], dim=1)], dim=1)
+    room = {site: torch.nn.functional.pad(anchor.weights[site], (0, len(tokens))) for site in spec.feature_sites}
+    return anchor._replace(weights={**anchor.weights, **room}, entries=Entries(keys, anchor.entries.pairs, len(tokens)))
+
+
+def _without_expired(spec: MemorySpec, now: FastWeights) -> FastWeights:
+    """At a chunk's end: its tokens are entries like any other, and the oldest are gone."""
+    entries = now.entries
+    if entries is None:
+        return now
+    count = entries.tokens if spec.horizon is None else min(spec.horizon, entries.tokens)
+    keep = [*range(entries.pairs), *range(entries.keys.shape[1] - count, entries.keys.shape[1])]
+    weights = {site: now.weights[site][..., keep] for site in spec.feature_sites}
+    return now._replace(weights={**now.weights, **weights}, entries=Entries(entries.keys[:, keep], entries.pairs))
+
+
+class _Probe:
+    """Weights, and a vector added to what some layers give: the gradient with respect to it is δ."""
+
+    def __init__(self, weights: Mapping[str, Tensor], offsets: Mapping[str, Tensor]) -> None:
+        self.reader, self.offsets = Dense(weights), offsets
+
+    def read(self, site: str, x: Tensor) -> Tensor:
+        read = self.reader.read(site, x)
+        return read + self.offsets[site] if site in self.offsets else read
+
+    def back(self, site: str, delta: Tensor) -> Tensor:
+        raise TypeError("gradients come from autograd here")
+
+
+def _gradient(call: Call, anchor: FastWeights, token: Token, decay: Tensor, column: int) -> dict[str, Tensor]:
+    """∇ℓ of one token with respect to the fast layers, at the anchor scaled by `decay` (H,).
+
+    column: the token's own in an infinite layer.
+    """
     spec, network = call.spec, memory_network(call.spec)
-    features, raw = _features(call, token.key)
+    features, raw = _features(call, anchor, token.key[:, None], -1)
     at = {site: weight * decay[:, None, None] for site, weight in anchor.weights.items()}
 
-    def loss(fast: dict[str, Tensor]) -> Tensor:
-        prediction = network.forward(Dense({**at, **fast}), features, raw)[:, 0]
+    def loss(fast: dict[str, Tensor], offsets: dict[str, Tensor]) -> Tensor:
+        prediction = network.forward(_Probe({**at, **fast}, offsets), features, raw)[:, 0]
         if spec.objective == "dot":
             return -(prediction * token.value).sum()
         return 0.5 * (prediction - token.value).square().sum()
 
-    result: dict[str, Tensor] = torch.func.grad(loss)({site: at[site] for site in spec.fast})
-    return result
+    dense = {site: at[site] for site in spec.fast if site not in spec.cached_sites}
+    none = {site: at[site].new_zeros(at[site].shape[0], 1, at[site].shape[1]) for site in spec.cached_sites}
+    gradient, deltas = torch.func.grad(loss, argnums=(0, 1))(dense, none)
+    for site, delta in deltas.items():
+        own = torch.zeros_like(at[site][0, 0])
+        own[column] = 1
+        gradient[site] = delta.mT * own
+    return {site: gradient[site] for site in spec.fast}
 
 
-def _surprise(gradient: dict[str, Tensor]) -> Tensor:
+def _surprise(call: Call, gradient: dict[str, Tensor], token: Token) -> Tensor:
     """‖∇ℓ‖ over all fast layers (H,)."""
-    return safe_norm(torch.cat([part.flatten(1) for part in gradient.values()], dim=1), -1)[:, 0]
+    length = {site: call.feature.norm(token.key) for site in call.spec.cached_sites}  # of φ*(k), whose column is 1
+    parts = [part.flatten(1) * length.get(site, 1) for site, part in gradient.items()]
+    return safe_norm(torch.cat(parts, dim=1), -1)[:, 0]
 
 
 def _capped(gradient: dict[str, Tensor], surprise: Tensor, limit: float) -> dict[str, Tensor]:
@@ -191,7 +250,7 @@ def _linear_step(
         weights[site] = a * weights[site] - sigma * carried - limit * _sum(writes, gradients, site)
         if site in momenta:
             momenta[site] = tau * carried + limit * _sum(gathers, gradients, site)
-    return FastWeights(weights, momenta)
+    return anchor._replace(weights=weights, momentum=momenta)
 
 
 def _muon_step(
@@ -217,7 +276,7 @@ def _muon_step(
         momenta[site] = momentum[:, None, None] * anchor.momentum[site] + _sum(gathers, gradients, site)
         weights[site] = alpha[:, None, None] * now.weights[site]
         if is_update:
-            step = newton_schulz(momenta[site], spec.newton_schulz_steps)
+            step = newton_schulz(momenta[site], spec.newton_schulz_steps, spec.momentum_floor)
             if spec.limits_writes:
                 inputs, sensitivity, curvature = _bound_terms(call, anchor, seen, decays)[site]
                 loss_weights = torch.stack(gathers, dim=-1) * sensitivity.square()
@@ -242,7 +301,8 @@ def _limits(
     step = torch.stack([p + crossing * b for p, b in zip(writes, gathers, strict=True)], dim=-1)[:, None]
     limits = {}
     for site, (inputs, sensitivity, curvature) in _bound_terms(call, anchor, seen, decays).items():
-        gram = (inputs @ inputs.mT).abs() * sensitivity[:, :, None] * sensitivity[:, None, :]
+        products = call.feature.inner(inputs, inputs) if site in call.spec.cached_sites else inputs @ inputs.mT
+        gram = products.abs() * sensitivity[:, :, None] * sensitivity[:, None, :]
         limits[site] = write_limit(step, (step > 0).to(step.dtype), gram, curvature)[:, 0]
     return limits
 
@@ -254,11 +314,13 @@ def _bound_terms(
     spec, network = call.spec, memory_network(call.spec)
     keys = torch.stack([token.key for token in seen], dim=1)  # (H, N, D)
     reader = Dense(anchor.weights, torch.stack(decays, dim=1)[..., None])
-    _, factors = network.factors(reader, call.feature.expand(keys), keys, lambda prediction: prediction)
+    features, _ = _features(call, anchor, keys, -1)
+    _, factors = network.factors(reader, features, keys, lambda prediction: prediction)
     above = network.curvature * squared_norm_bound(anchor.weights["down"])
     terms = {}
     for site in spec.fast:
         inputs, _, sensitivity = factors[site]
+        inputs = keys if site in spec.cached_sites else inputs
         sensitivity = torch.ones_like(inputs[..., 0]) if sensitivity is None else sensitivity
         terms[site] = (inputs, sensitivity, None if site == "down" else above)
     return terms
@@ -268,11 +330,11 @@ def _retract(spec: MemorySpec, now: FastWeights) -> FastWeights:
     radius = spec.retraction
     assert radius is not None
 
-    def back(x: Tensor) -> Tensor:
-        return retract(x, radius)[0]
+    def back(site: str, x: Tensor) -> Tensor:
+        return (retract_columns if site in spec.cached_sites else retract)(x, radius)[0]
 
-    weights = {site: back(w) if site in spec.fast else w for site, w in now.weights.items()}
-    return FastWeights(weights, {site: back(s) for site, s in now.momentum.items()}, now.pending)
+    weights = {site: back(site, w) if site in spec.fast else w for site, w in now.weights.items()}
+    return now._replace(weights=weights, momentum={site: back(site, s) for site, s in now.momentum.items()})
 
 
 def _token(spec: MemorySpec, parts: Mapping[str, Tensor], place: int, query: Tensor | None) -> Token:
@@ -299,7 +361,7 @@ def _open_tokens(spec: MemorySpec, state: MemoryState, fill: int) -> list[Token]
 
 
 def _window_tokens(state: MemoryState, count: int) -> list[Token]:
-    parts = {name: buffer[0] for name, buffer in state.group("window").items()}
+    parts = {name: state.window(name)[0] for name in ("keys", "values")}
     return [_token(state.spec, parts, state.spec.window - 1 - count + i, None) for i in range(count)]
 
 
@@ -307,6 +369,10 @@ def _state_of(
     before: MemoryState, now: FastWeights, window: list[Token], open_chunk: list[Token], position: int
 ) -> MemoryState:
     tensors = {f"weights.{site}": weight[None] for site, weight in now.weights.items()}
+    if now.entries is not None:
+        sites = before.spec.feature_sites
+        tensors |= {f"weights.{site}": now.weights[site][None, ..., : now.entries.pairs] for site in sites}
+        tensors |= split_entries(now.weights, now.entries, before.spec.cached_sites, 1)
     tensors |= {f"momentum.{site}": momentum[None] for site, momentum in now.momentum.items()}
     if now.pending is not None:
         tensors["pending"] = now.pending[None]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops.dense import fold_dense, read_dense
+from atlas_memory.ops.entries import Entries, append_columns, of_tokens
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
@@ -29,6 +30,7 @@ class FastWeights(NamedTuple):
     weights: dict[str, Tensor]  # {site: (R, out, in)}
     momentum: dict[str, Tensor]  # {fast site: (R, out, in)}; empty under gd
     pending: Tensor | None = None  # (R,); Muon only
+    entries: Entries | None = None  # of an infinite first layer, whose weights have a column for each
 
 
 class Dense:
@@ -57,11 +59,14 @@ class Linear:
         coefficients: Coefficients,
         limits: Mapping[str, Tensor],
         kernels: Mapping[str, Tensor],
+        keys: Tensor,
+        impulses: int = 1,
     ) -> None:
         """factors: of the fast sites. limits: {site: ℓ (R, C)}, empty where the limiter is off. kernels: {site:
-        κ(queries, keys) (R, Q, N)} of the sites that see features; at the others it is the inner product."""
+        κ(queries, keys) (R, Q, N)} of the sites that see features; at the others it is the inner product. keys
+        (R, N, D): of the tokens, for the entries they become in an infinite layer. impulses: factors per token."""
         self.anchor, self.factors, self.coefficients, self.limits = anchor, factors, coefficients, limits
-        self.kernels = kernels
+        self.kernels, self.keys, self.impulses = kernels, keys, impulses
 
     def read(self, site: str, x: Tensor) -> Tensor:
         weight = self.anchor.weights[site]
@@ -89,11 +94,35 @@ class Linear:
         for site, (inputs, deltas, _) in self.factors.items():
             limit = at_token(self.limits[site], last)[:, None] if site in self.limits else 1
             weight, carried = self.anchor.weights[site], self.anchor.momentum.get(site)
+            if self.anchor.entries is not None and site in self.kernels:
+                contributions = (-limit * rows.writes)[..., None] * deltas
+                weights[site] = self._with_columns(weight, rows.weight, contributions)
+                continue
             crossing = None if rows.crossing is None else -rows.crossing
             weights[site] = fold_dense(weight, rows.weight, carried, crossing, -limit * rows.writes, deltas, inputs)
             if carried is not None and rows.momentum is not None and rows.gathers is not None:
                 momentum[site] = fold_dense(carried, rows.momentum, None, None, limit * rows.gathers, deltas, inputs)
-        return FastWeights(weights, momentum)
+        return FastWeights(weights, momentum, entries=self._with_entries(weights))
+
+    def _with_columns(self, weight: Tensor, scale: Tensor, contributions: Tensor) -> Tensor:
+        entries = self.anchor.entries
+        assert entries is not None
+        tokens, size = self.keys.shape[1], self.coefficients.weight.shape[1]
+        contributions = of_tokens(contributions, self.impulses)
+        overlap = min(tokens - size, entries.tokens)
+        return append_columns(weight, scale, contributions[:, tokens - size - overlap :], overlap)
+
+    def _with_entries(self, weights: dict[str, Tensor]) -> Entries | None:
+        """The entries with those of the chunk's own tokens; layers that do not learn get columns of zeros for them."""
+        entries = self.anchor.entries
+        if entries is None:
+            return None
+        if not any(site in self.factors for site in self.kernels):
+            return entries
+        new = self.keys[:, self.keys.shape[1] - self.coefficients.weight.shape[1] :]
+        for site in self.kernels.keys() - self.factors.keys():
+            weights[site] = torch.nn.functional.pad(weights[site], (0, new.shape[1]))
+        return Entries(torch.cat([entries.keys, new], dim=1), entries.pairs)
 
 
 class Muon:
@@ -106,22 +135,23 @@ class Muon:
         coefficients: MuonCoefficients,
         update_points: list[int],
         steps: int,
+        floor: float,
         curvatures: Mapping[str, Tensor | None],
     ) -> None:
         """curvatures: {site: (R, 1) or None} of the layers above, for the step limiter; empty where it is off."""
         self.anchor, self.factors, self.coefficients = anchor, factors, coefficients
         self.points, self.curvatures = update_points, curvatures
         self.limits: dict[str, Tensor] = {}  # {site: ℓ (R, K)}
-        self.steps = {site: self._steps(site, steps) for site in factors} if update_points else {}
+        self.steps = {site: self._steps(site, steps, floor) for site in factors} if update_points else {}
         self.stacks = {site: self._weights_at_points(site) for site in self.steps}
 
-    def _steps(self, site: str, steps: int) -> Tensor:
+    def _steps(self, site: str, steps: int, floor: float) -> Tensor:
         """ℓ_u NS(S_u) (R, K, out, in) at every update point u."""
         inputs, deltas, sensitivity = self.factors[site]
         gathers = self.coefficients.gathers[:, self.points]  # (R, K, N)
         kept = self.coefficients.momentum[:, self.points, None, None] * self.anchor.momentum[site][:, None]
         gathered = kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None]
-        step = newton_schulz(gathered, steps)
+        step = newton_schulz(gathered, steps, floor)
         if site not in self.curvatures:
             return step
         size = torch.stack([self.coefficients.updates[:, point, u] for u, point in enumerate(self.points)], dim=1)

@@ -1,12 +1,15 @@
-"""MemoryState: everything a memory needs to go on reading, and nothing that grows.
+"""MemoryState: everything a memory needs to go on reading.
 
 One flat tree of tensors, every leaf batch-first, and the number of tokens each row has read:
 
     weights.<site>    (B, H, out, in)       fast weights at the anchor
     momentum.<site>   (B, H, out, in)       optimizers that carry one
     pending           (B, H)                Muon: the steps gathered since its last update point
-    window.keys …     (B, W−1, H, D)        the tokens before the anchor that the window still reaches
+    window.keys …     (B, W−1, H, D)        the tokens before the anchor that the window still reaches; φ*: see cache
     open.keys …       (B, C−1, H, D)        tokens and gates since the anchor; right-aligned, zeros before
+    pairs             (B, H, P, D)          φ*: the keys of the pairs an infinite layer starts from
+    cache.keys        (B, M, H, D)          φ*: the keys of the tokens up to the anchor; right-aligned, zeros before
+    cache.<site>      (B, M, H, out)        φ*: their vectors. Caches grow, up to the horizon if there is one
     conv.<name>       (B, K−1, channels)    the layer's convolution tails
 
 States are never changed in place.
@@ -28,6 +31,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from atlas_memory.ops.dense import retract
+from atlas_memory.ops.entries import retract_columns
 from atlas_memory.spec import MemorySpec
 
 FORMAT = "atlas-memory-state"
@@ -58,10 +62,24 @@ class MemoryState:
         """Tokens in the open chunk, per row."""
         return tuple(n % self.spec.anchor_chunk for n in self.position)
 
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Tokens an infinite layer keeps one by one, per row."""
+        anchors = [n - fill for n, fill in zip(self.position, self.fill, strict=True)]
+        return tuple(anchors if self.spec.horizon is None else (min(n, self.spec.horizon) for n in anchors))
+
     def group(self, prefix: str) -> dict[str, Tensor]:
         """The leaves below a name: group("weights") → {site: tensor}."""
         start = f"{prefix}."
         return {name[len(start) :]: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
+
+    def window(self, name: str) -> Tensor:
+        """Keys or values (B, W−1, H, ...) of the tokens before the anchor that the window still reaches."""
+        if f"window.{name}" in self.tensors:
+            return self.tensors[f"window.{name}"]
+        size, cache = self.spec.window - 1, self.tensors[f"cache.{name}"]
+        missing = cache.new_zeros(cache.shape[0], max(size - cache.shape[1], 0), *cache.shape[2:])
+        return torch.cat([missing, cache[:, max(cache.shape[1] - size, 0) :]], dim=1)
 
     def updated(self, tensors: Mapping[str, Tensor], position: Sequence[int] | None = None) -> MemoryState:
         """A state with some leaves replaced or added."""
@@ -92,11 +110,25 @@ class MemoryState:
             name: tensor.index_select(0, torch.tensor(indices, device=tensor.device) % self.batch)
             for name, tensor in self.tensors.items()
         }
-        return MemoryState(self.spec, chosen, position)
+        return MemoryState(self.spec, chosen, position).with_entries_aligned()
+
+    def with_entries_aligned(self, count: int | None = None) -> MemoryState:
+        """The same with caches of `count` tokens, by default as many as the longest row needs: cut or padded left."""
+        size = max((0, *self.cached)) if count is None else count
+
+        def fitted(cache: Tensor) -> Tensor:
+            missing = size - cache.shape[1]
+            if missing <= 0:
+                return cache[:, -missing:]
+            return torch.cat([cache.new_zeros(cache.shape[0], missing, *cache.shape[2:]), cache], dim=1)
+
+        return self.updated({f"cache.{name}": fitted(cache) for name, cache in self.group("cache").items()})
 
     @staticmethod
     def cat(states: Sequence[MemoryState]) -> MemoryState:
         """Rows of several states of one spec, one below the other."""
+        longest = max((0, *(n for state in states for n in state.cached)))
+        states = [state.with_entries_aligned(longest) for state in states]
         first = states[0]
         joined = {name: torch.cat([state.tensors[name] for state in states]) for name in first.tensors}
         return MemoryState(first.spec, joined, tuple(n for state in states for n in state.position))
@@ -114,11 +146,12 @@ class MemoryState:
                 raise ValueError(f"state is on {tensor.device}, the input on {device}; use state.to(...).")
         for name, tensor in (like or {}).items():
             have = self.tensors.get(name)
-            if have is None or have.shape[1:] != tensor.shape[1:]:
+            needed = tensor.shape[1:]
+            if name.startswith("cache."):
+                needed = torch.Size((max((0, *self.cached)), *needed[1:]))
+            if have is None or have.shape[1:] != needed:
                 shape = None if have is None else tuple(have.shape[1:])
-                raise ValueError(
-                    f"state has {name} of shape {shape} per row; this memory needs {tuple(tensor.shape[1:])}."
-                )
+                raise ValueError(f"state has {name} of shape {shape} per row; this memory needs {tuple(needed)}.")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file: complete, or not at all."""
@@ -156,15 +189,22 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
     """The state before the first token. `initial`: {site: (H, out, in)}, shared by the rows and differentiable."""
     some = next(iter(initial.values()))
     heads = some.shape[0]
+    shapes = spec.site_shapes()
 
     def zeros(*shape: int) -> Tensor:
         return some.new_zeros(batch, *shape)
 
     tensors: dict[str, Tensor] = {}
-    for site, weight in initial.items():
+    for site in shapes:
+        weight = initial[site]
         if spec.retracts and spec.retraction is not None:
-            weight, _ = retract(weight, spec.retraction)
+            weight, _ = (retract_columns if site in spec.cached_sites else retract)(weight, spec.retraction)
         tensors[f"weights.{site}"] = weight.expand(batch, *weight.shape)
+    if spec.kernel:
+        tensors["pairs"] = initial["pairs"].expand(batch, *initial["pairs"].shape)
+    if spec.cached_sites:
+        tensors["cache.keys"] = zeros(0, heads, spec.key_width)
+        tensors |= {f"cache.{site}": zeros(0, heads, shapes[site][0]) for site in spec.cached_sites}
     if spec.carries_momentum:
         for site in spec.fast:
             tensors[f"momentum.{site}"] = zeros(*initial[site].shape)
@@ -172,7 +212,8 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
         tensors["pending"] = zeros(heads)
     widths: dict[str, tuple[int, ...]] = {"keys": (spec.key_width,), "values": (spec.value_width,)}
     for name, width in widths.items():
-        tensors[f"window.{name}"] = zeros(spec.window - 1, heads, *width)
+        if name != "keys" or not spec.cached_sites:
+            tensors[f"window.{name}"] = zeros(spec.window - 1, heads, *width)
     if not spec.exact:
         gate_widths: dict[str, tuple[int, ...]] = {name: () for name in gate_names}
         if "window" in gate_widths:
