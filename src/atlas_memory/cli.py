@@ -86,11 +86,11 @@ def evaluate_paper(
     except paper.EvaluationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(code=2) from error
-    if out is not None:
-        paper.write_json(out, report.to_dict())
     console.print(_score_table(report))
     if report.left_out:
         console.print(f"No file in {data} for: {', '.join(report.left_out)}.", markup=False)
+    if out is not None:  # last: where the disk is full, the table has been seen
+        paper.write_json(out, report.to_dict())
 
 
 def _score_table(report: paper.Report) -> Table:

@@ -10,6 +10,7 @@ import pytest
 
 from atlas_memory.tasks.paper import EvaluationError, paper_tasks
 from atlas_memory.tasks.paper.loading import find_files, load_from_file, load_from_hub, read_rows, task_manager
+from tests.tasks.paper.rows import ROWS
 
 TASKS = {task.name: task for task in paper_tasks()}
 
@@ -50,6 +51,50 @@ def test_wikitext_is_detokenised_and_winogrande_split_at_the_gap(data_folder: Pa
 
 def test_dates_stay_text(data_folder: Path) -> None:
     assert read_rows(data_folder / "fda.jsonl", TASKS["fda"])["value"] == ["2001-05-03", "2002-11-30"]
+
+
+# What the hub is asked for: dataset, configuration.
+HUB = {
+    "wikitext": ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"),
+    "lambada_openai": ("EleutherAI/lambada_openai", "default"),
+    "piqa": ("baber/piqa", None),
+    "hellaswag": ("Rowan/hellaswag", None),
+    "winogrande": ("allenai/winogrande", "winogrande_xl"),
+    "arc_easy": ("allenai/ai2_arc", "ARC-Easy"),
+    "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge"),
+    "social_iqa": ("lighteval/siqa", None),
+    "boolq": ("aps/super_glue", "boolq"),
+    "swde": ("hazyresearch/based-swde-v2", "default"),
+    "nq_completion": ("hazyresearch/based_nq_2048", None),
+    "drop_completion": ("hazyresearch/based_drop", None),
+    "fda": ("hazyresearch/based-fda", "default"),
+    "squad_completion": ("hazyresearch/based-squad", "default"),
+    "triviaqa_completion": ("hazyresearch/based_triviaqa", None),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_local_file_gives_the_requests_of_the_public_dataset(
+    name: str, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is played by its loading function, which returns whole rows, the columns nobody reads included."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(path: str, name: str | None = None, **keywords: Any) -> Any:
+        asked.append((path, name))
+        rows = datasets.Dataset.from_list([row for row, _ in ROWS[task.name]])
+        return datasets.DatasetDict({split: rows for split in ("train", "validation", "test")})
+
+    task, manager = TASKS[name], task_manager([TASKS[name]])
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    public, local = load_from_hub(manager, task), load_from_file(manager, task, data_folder / f"{name}.jsonl")
+    assert asked == [HUB[name]]
+    for loaded in (public, local):
+        loaded.set_config(key="num_fewshot", value=0)
+        loaded.build_all_requests()
+    assert [request.args for request in public.instances] == [request.args for request in local.instances]
 
 
 @pytest.mark.parametrize("name", ["piqa", "swde", "nq_completion"])

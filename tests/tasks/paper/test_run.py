@@ -112,6 +112,12 @@ def test_a_bad_request_fails_at_once(model_folder: Path, change: dict[str, Any],
         Request(**{"model": model_folder, **change})
 
 
+def test_a_model_without_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(EvaluationError, match=r"it has no tokenizer_config\.json"):
+        Request(tmp_path)
+
+
 def test_without_the_harness_the_error_says_what_to_install(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

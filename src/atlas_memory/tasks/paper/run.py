@@ -36,11 +36,12 @@ class Request:
     def __post_init__(self) -> None:
         require_harness()
         object.__setattr__(self, "tasks", tuple(paper_tasks(self.group)))
-        if not (self.model / "config.json").is_file():
-            raise EvaluationError(
-                f"model={str(self.model)!r} is not the folder of a model: it has no config.json. "
-                "Pass a folder written by save_pretrained, of the model and of its tokenizer."
-            )
+        for file in ("config.json", "tokenizer_config.json"):
+            if not (self.model / file).is_file():
+                raise EvaluationError(
+                    f"model={str(self.model)!r} is not the folder of a model: it has no {file}. "
+                    "Pass a folder written by save_pretrained, of the model and of its tokenizer."
+                )
         if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size) > 0):
             raise EvaluationError(f"batch_size={self.batch_size!r} is neither a number from 1 up nor 'auto'.")
         for name in ("limit", "max_length"):
