@@ -12,7 +12,7 @@ from atlas_memory.tasks.paper.loading import task_manager
 from tests.tasks.paper.rows import ROWS
 
 
-def test_the_papers_tasks_in_the_papers_order() -> None:
+def test_the_groups_hold_the_papers_tasks() -> None:
     names = {group: [task.name for task in paper_tasks(group)] for group in GROUPS}
     assert names == {
         "common_sense": [

@@ -19,7 +19,7 @@ class EvaluationError(RuntimeError):
 
 @dataclass(frozen=True)
 class PaperTask:
-    """One task: its name in the harness, and what the paper shows of it."""
+    """One task: its name in the harness, and what is shown of it."""
 
     name: str
     group: str
@@ -38,7 +38,7 @@ def unknown(argument: str, value: str, known: Iterable[str]) -> EvaluationError:
 
 
 def paper_tasks(group: str = ALL) -> list[PaperTask]:
-    """The tasks of one group, or of all, in the paper's order."""
+    """The tasks of one group, or of all, in the order of the files."""
     if group not in (*GROUPS, ALL):
         raise unknown("group", group, (*GROUPS, ALL))
     return [task for name in GROUPS if group in (name, ALL) for task in _read_group(name)]

@@ -1,4 +1,4 @@
-"""What an evaluation found: scores, their averages as the paper takes them, and a file that is whole or absent."""
+"""What an evaluation found: scores, their averages, and a file that is whole or absent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Report:
 
 
 def scores_of(results: dict[str, Any], tasks: Sequence[PaperTask]) -> list[Score]:
-    """The metrics the paper shows, from the harness's results."""
+    """The metrics that are shown, from the harness's results."""
     return [_score(results, task, metric) for task in tasks for metric in task.metrics]
 
 
