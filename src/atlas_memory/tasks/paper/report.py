@@ -1,0 +1,106 @@
+"""What an evaluation found: scores, their averages, and a file that is whole or absent."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from atlas_memory.tasks.paper.groups import GROUPS, EvaluationError, PaperTask, paper_tasks
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the table."""
+
+    task: str
+    group: str
+    metric: str
+    value: float
+    standard_error: float | None  # None where the harness has no estimate
+    higher_is_better: bool
+    rows: int
+    version: str  # of the harness's task: numbers of different versions do not compare
+
+
+@dataclass(frozen=True)
+class Report:
+    """The scores, and what they were taken of."""
+
+    model: str
+    group: str
+    data: str | None
+    limit: int | None
+    scores: list[Score]
+    left_out: list[str]  # tasks of the group without a local file
+    versions: dict[str, str]
+
+    def averages(self) -> dict[str, float]:
+        """Mean accuracy of each group, perplexities apart; only of a group none of whose tasks was left out."""
+        means = {}
+        for group in GROUPS:
+            accuracies = [score.value for score in self.scores if score.group == group and score.higher_is_better]
+            if accuracies and not any(task.name in self.left_out for task in paper_tasks(group)):
+                means[group] = fmean(accuracies)
+        return means
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: a number that is not finite becomes null."""
+        return _finite({**asdict(self), "averages": self.averages()})
+
+
+def scores_of(results: dict[str, Any], tasks: Sequence[PaperTask]) -> list[Score]:
+    """The metrics that are shown, from the harness's results."""
+    return [_score(results, task, metric) for task in tasks for metric in task.metrics]
+
+
+def _score(results: dict[str, Any], task: PaperTask, metric: str) -> Score:
+    values = results["results"][task.name]
+    error = values.get(f"{metric}_stderr,none")
+    return Score(
+        task=task.name,
+        group=task.group,
+        metric=metric,
+        value=float(values[f"{metric},none"]),
+        standard_error=float(error) if isinstance(error, int | float) else None,  # the harness writes "N/A"
+        higher_is_better=bool(results["higher_is_better"][task.name][metric]),
+        rows=results["n-samples"][task.name]["effective"],
+        version=str(results["versions"].get(task.name)),
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_output(path: Path) -> None:
+    """Fail before the work, not after it, where the result could not be written."""
+    if path.is_dir():
+        raise EvaluationError(f"out={str(path)!r} is a folder. It should be the file to write.")
+    if not path.parent.is_dir():
+        raise EvaluationError(f"out={str(path)!r}: the folder {str(path.parent)!r} does not exist.")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that is the old one or the new one at every moment, and never a part."""
+    check_output(path)
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
