@@ -31,23 +31,15 @@ from atlas_memory.ops.chunks import (
     unstack,
     update_points,
 )
-from atlas_memory.ops.dense import retract
-from atlas_memory.ops.entries import (
-    Entries,
-    align_tokens,
-    join_entries,
-    kernel_features,
-    retract_columns,
-    split_entries,
-    unexpired,
-)
+from atlas_memory.ops.entries import kernel_features, unexpired
 from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors, impulse_tokens
+from atlas_memory.ops.fast_weights import FastWeights, align_entries, choose, of_state, retract_all, to_tensors
 from atlas_memory.ops.features import Feature
 from atlas_memory.ops.monitors import Monitors, Record, mean_write, surprise_of
 from atlas_memory.ops.networks import Factors, Network, memory_network
 from atlas_memory.ops.optimizers import Coefficients, Gates, linear_coefficients, muon_coefficients
 from atlas_memory.ops.packing import take_rows
-from atlas_memory.ops.sites import Dense, FastWeights, Linear, Muon
+from atlas_memory.ops.sites import Dense, Linear, Muon
 from atlas_memory.ops.softmax import attend, attend_and_keep
 from atlas_memory.ops.stability import (
     shrink_factor,
@@ -205,7 +197,7 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
     aligned = align(call)
     pieces = stretches(spec, aligned)
     step = _recomputed_step if recompute and torch.is_grad_enabled() else _step
-    carried = _fast_weights(call.state)
+    carried = of_state(call.state)
     answers: list[Tensor] = []
     for begin, end in pieces:
         chunks, size = stack_chunks(spec, aligned, begin, end)
@@ -228,7 +220,7 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
     if monitors is not None:
         monitors.finish(call, carried, unaligned)
     y = torch.cat(answers, dim=1) if answers else call.values.new_zeros(batch * heads, 0, spec.value_width)
-    after = state_after(call, aligned, _state_tensors(spec, carried, batch))
+    after = state_after(call, aligned, to_tensors(spec, carried, batch))
     return unaligned(y), after.with_entries_aligned()
 
 
@@ -284,10 +276,10 @@ def _step(
         return outputs, anchor, record
     after = update.fold(plan.last)
     if plan.alive is not None:
-        after = _choose(plan.alive, after, anchor)
-    after = _aligned_entries(model.spec, after, plan.missing)
+        after = choose(plan.alive, after, anchor)
+    after = align_entries(model.spec, after, plan.missing)
     if plan.retracted is not False:
-        after, factors = _retract(model.spec, after, plan.retracted)
+        after, factors = retract_all(model.spec, after, plan.retracted)
         record = None if record is None else record._replace(retraction=factors)
     return outputs, after, record
 
@@ -391,59 +383,9 @@ def _curvatures(model: Model, anchor: FastWeights, sites: Iterable[str]) -> dict
     return {site: None if site == "down" else above for site in sites}
 
 
-def _retract(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:
-    """Fast weights and momentum drawn back into their ball; the factors (R, 1, 1) by name."""
-    factors: dict[str, Tensor] = {}
-    radius = spec.retraction
-    assert radius is not None
-
-    def back(name: str, x: Tensor) -> Tensor:
-        per_entry = name.removeprefix("weights.") in spec.cached_sites
-        drawn, factors[name] = (retract_columns if per_entry else retract)(x, radius)
-        if where is True:
-            return drawn
-        factors[name] = torch.where(torch.as_tensor(where), factors[name], 1)
-        return torch.where(torch.as_tensor(where), drawn, x)
-
-    weights = {site: back(f"weights.{site}", x) if site in spec.fast else x for site, x in now.weights.items()}
-    momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}
-    return now._replace(weights=weights, momentum=momentum), factors
-
-
-def _choose(condition: Tensor, first: FastWeights, second: FastWeights) -> FastWeights:
-    """Row by row, first where the condition (R, 1, 1) holds, else second."""
-    pending = None
-    if first.pending is not None and second.pending is not None:
-        pending = torch.where(condition[:, 0, 0], first.pending, second.pending)
-
-    def rows(new: Tensor, old: Tensor) -> Tensor:
-        """An infinite layer may have gained columns."""
-        return torch.where(condition, new, torch.nn.functional.pad(old, (0, new.shape[-1] - old.shape[-1])))
-
-    return FastWeights(
-        {site: rows(x, second.weights[site]) for site, x in first.weights.items()},
-        {site: rows(x, second.momentum[site]) for site, x in first.momentum.items()},
-        pending,
-        first.entries,
-    )
-
-
-def _aligned_entries(spec: MemorySpec, now: FastWeights, missing: Sequence[int]) -> FastWeights:
-    """The entries of each row's real tokens at the end, without the expired ones."""
-    entries = now.entries
-    if entries is None or not spec.cached_sites:
-        return now
-
-    def aligned(x: Tensor) -> Tensor:
-        return align_tokens(x, entries.pairs, missing, spec.horizon)
-
-    weights = {site: aligned(now.weights[site].mT).mT for site in spec.feature_sites}
-    return now._replace(weights={**now.weights, **weights}, entries=Entries(aligned(entries.keys), entries.pairs))
-
-
 def _weights_now(call: Call) -> FastWeights:
     """The weights after the last token: the anchor and the open chunk."""
-    aligned, anchor = align(call), _fast_weights(call.state)
+    aligned, anchor = align(call), of_state(call.state)
     if not any(aligned.fills):
         return anchor
     model = _model(call)
@@ -453,31 +395,5 @@ def _weights_now(call: Call) -> FastWeights:
     last = torch.tensor([max(fill - 1, 0) for fill in aligned.fills], device=device).repeat_interleave(heads)
     alive = torch.tensor([fill > 0 for fill in aligned.fills], device=device).repeat_interleave(heads)
     update, _ = _update(model, anchor, prepared, aligned.starts[0], monitor=False)
-    now = _choose(alive[:, None, None], update.fold(last), anchor)
-    return _aligned_entries(call.spec, now, [size - fill for fill in aligned.fills])
-
-
-def _fast_weights(state: MemoryState) -> FastWeights:
-    """(B, H, ...) → (R, ...)."""
-    weights = {site: x.flatten(0, 1) for site, x in state.group("weights").items()}
-    momentum = {site: x.flatten(0, 1) for site, x in state.group("momentum").items()}
-    pending = state.tensors.get("pending")
-    entries = None
-    if state.spec.kernel:
-        entries, columns = join_entries(state)
-        weights |= columns
-    return FastWeights(weights, momentum, None if pending is None else pending.flatten(0, 1), entries)
-
-
-def _state_tensors(spec: MemorySpec, now: FastWeights, batch: int) -> dict[str, Tensor]:
-    """(R, ...) → (B, H, ...)."""
-    tensors = {f"weights.{site}": x for site, x in now.weights.items()}
-    cache = {}
-    if now.entries is not None:
-        pairs = now.entries.pairs
-        cache = split_entries(now.weights, now.entries, spec.cached_sites, batch)
-        tensors |= {f"weights.{site}": now.weights[site][..., :pairs] for site in spec.feature_sites}
-    tensors |= {f"momentum.{site}": x for site, x in now.momentum.items()}
-    if now.pending is not None:
-        tensors["pending"] = now.pending
-    return {name: x.unflatten(0, (batch, -1)) for name, x in tensors.items()} | cache
+    now = choose(alive[:, None, None], update.fold(last), anchor)
+    return align_entries(call.spec, now, [size - fill for fill in aligned.fills])

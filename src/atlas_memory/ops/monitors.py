@@ -14,10 +14,10 @@ from torch import Tensor
 
 from atlas_memory.ops.call import Call
 from atlas_memory.ops.exact_matrix import ImpulseChunk
+from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.features import Feature, Identity
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.optimizers import Gates, window_bands
-from atlas_memory.ops.sites import FastWeights
 from atlas_memory.ops.stability import safe_norm
 
 _PLAIN = Identity()

@@ -26,10 +26,11 @@ from torch import Tensor
 from atlas_memory.ops.call import Call, prepare
 from atlas_memory.ops.dense import retract
 from atlas_memory.ops.entries import Entries, join_entries, kernel_features, retract_columns, split_entries
+from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.networks import memory_network
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Gates
-from atlas_memory.ops.sites import Dense, FastWeights
+from atlas_memory.ops.sites import Dense
 from atlas_memory.ops.stability import (
     safe_norm,
     shrink_factor,

@@ -11,26 +11,17 @@ gradients it uses, Q queries (the chunk's last Q tokens), K update points.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atlas_memory.ops.dense import fold_dense, read_dense
 from atlas_memory.ops.entries import Entries, append_columns, of_tokens
+from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
 from atlas_memory.ops.stability import step_limit
-
-
-class FastWeights(NamedTuple):
-    """The part of a state that one chunk hands to the next, rows flattened."""
-
-    weights: dict[str, Tensor]  # {site: (R, out, in)}
-    momentum: dict[str, Tensor]  # {fast site: (R, out, in)}; empty under gd
-    pending: Tensor | None = None  # (R,); Muon only
-    entries: Entries | None = None  # of an infinite first layer, whose weights have a column for each
 
 
 class Dense:

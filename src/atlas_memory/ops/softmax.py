@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlas_memory.ops.call import Call
+from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.features import Exponential
 from atlas_memory.ops.monitors import Monitors, Record, surprise_of
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.packing import last_rows, take_rows
-from atlas_memory.ops.sites import FastWeights
 from atlas_memory.ops.state import MemoryState
 
 
