@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.stability import LARGEST_GRADIENT, shrink_factor
+from atlas_memory.ops.stability import LARGEST_GRADIENT, may_look, shrink_factor
 
 
 def read_dense(
@@ -148,7 +148,8 @@ class _Retract(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
         factor = shrink_factor(_norm(x), radius)
-        result = x * factor
+        nothing = may_look(factor) and bool((factor == 1).all())  # as a rule
+        result = x.view_as(x) if nothing else x * factor
         ctx.radius = radius
         ctx.save_for_backward(result, factor)
         ctx.mark_non_differentiable(factor)
@@ -159,6 +160,8 @@ class _Retract(torch.autograd.Function):
         result, factor = ctx.saved_tensors
         gradient = gradients[0]
         kept = factor * shrink_factor(_norm(gradient), LARGEST_GRADIENT)
+        if may_look(kept) and bool((kept == 1).all()):
+            return gradient, None
         # on the sphere only the tangential part passes
         radial = _inner(gradient, result)[:, None, None] / ctx.radius**2
         return torch.addcmul(gradient * kept, result, kept * radial * -(factor < 1).to(kept.dtype)), None

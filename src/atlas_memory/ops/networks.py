@@ -132,33 +132,33 @@ class Activation(NamedTuple):
 
 
 class _GeluAndSlope(torch.autograd.Function):
-    """GELU(u) and its derivative, both · scale."""
+    """GELU(u) − mean and its derivative, both · scale."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, u: Tensor, scale: float, mean: float) -> tuple[Tensor, Tensor]:
         slope = torch.ops.aten.gelu_backward(torch.full_like(u, scale), u)
         ctx.save_for_backward(u, slope)
         ctx.scale = scale
-        return F.gelu(u).mul_(scale), slope
+        return F.gelu(u).sub_(mean).mul_(scale), slope
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         u, slope = ctx.saved_tensors
         value_gradient, slope_gradient = gradients
         square = u.square()
         # σ'' = (2 − u²) φ(u), φ the normal density
         bend = torch.exp(square * -0.5).mul_(square.neg_().add_(2)).mul_(slope_gradient)
-        return torch.addcmul(bend.mul_(ctx.scale / math.sqrt(2 * math.pi)), value_gradient, slope), None
+        return torch.addcmul(bend.mul_(ctx.scale / math.sqrt(2 * math.pi)), value_gradient, slope), None, None
 
 
 def _gelu_and_slope(u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    value, slope = _GeluAndSlope.apply(u, scale)
+    value, slope = _GeluAndSlope.apply(u, scale, 0.0)
     return value, slope
 
 
 def _centred_gelu_and_slope(u: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    value, slope = _gelu_and_slope(u, scale)
-    return value - _GELU_MEAN * scale, slope
+    value, slope = _GeluAndSlope.apply(u, scale, _GELU_MEAN)
+    return value, slope
 
 
 _ACTIVATIONS = {
@@ -169,7 +169,7 @@ _ACTIVATIONS = {
         lambda width: 1 / math.sqrt(_GELU_POWER * width),
     ),
     "centred_gelu": Activation(
-        lambda u, scale: (F.gelu(u) - _GELU_MEAN) * scale,
+        lambda u, scale: F.gelu(u).sub_(_GELU_MEAN).mul_(scale),
         _centred_gelu_and_slope,
         _GELU_SLOPE,
         lambda width: 1 / math.sqrt((_GELU_POWER - _GELU_MEAN**2) * width),
