@@ -79,15 +79,21 @@ class Attention(nn.Module):
         if state is None:
             nothing = keys.new_zeros(packing.rows, self._kept_places(0), *keys.shape[2:])
             state = AttentionState(nothing, nothing, (0,) * packing.rows)
-        elif not isinstance(state, AttentionState):
-            raise ValueError(f"state must be an AttentionState or None, got {type(state).__name__}.")
         else:
-            state.check(tuple(keys.shape[2:]), packing.rows, keys.device)
-            if self.window is not None and state.keys.shape[1] != self.window - 1:
-                raise ValueError(f"state keeps {state.keys.shape[1]} places, window={self.window} needs one less.")
+            self.check_state(state)
+            state.check(packing.rows, keys.device)
             state = state.to(keys.dtype)
         answers = self._attend(queries, keys, values, state)
         return packing.pack(self.output(answers.flatten(-2))), self._after(keys, values, state, packing.lengths)
+
+    def check_state(self, state: AttentionState) -> None:
+        """Raise unless a state has the shape of this layer's; `AttentionState.check` asks for rows and device."""
+        if not isinstance(state, AttentionState):
+            raise ValueError(f"state must be an AttentionState or None, got {type(state).__name__}.")
+        have, shape = tuple(state.keys.shape[1:]), (self.sources, self.heads, self.width)
+        needed = (have[0] if self.window is None else self.window - 1, *shape)
+        if have != needed:
+            raise ValueError(f"state has keys of shape {have} per row; attention needs {needed}.")
 
     def _kept_places(self, longest: int) -> int:
         return longest if self.window is None else self.window - 1

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory import Memory
-from atlas_memory.layers.mixers import MIXERS, GatedUnion, Parts, checked_states
-from atlas_memory.layers.states import BlockState
+from atlas_memory.layers.mixers import MIXERS, GatedUnion, Parts
+from atlas_memory.layers.norm import RMSNorm
+from atlas_memory.layers.states import AttentionState, BlockState
+from atlas_memory.ops import MemoryState
 from atlas_memory.ops.packing import Packing
 
 
@@ -56,7 +58,7 @@ class Block(Parts):
         if mixer not in MIXERS:
             raise ValueError(f"mixer={mixer!r} is unknown; known: {', '.join(MIXERS)}.")
         row, self.mixer = MIXERS[mixer], mixer
-        self.norm = nn.RMSNorm(dim, eps=eps)
+        self.norm = RMSNorm(dim, eps=eps)
         if row.memory:
             self.memory = Memory(dim, memory_heads, preset, **(memory or {}))
         if row.attention is not None:
@@ -67,10 +69,10 @@ class Block(Parts):
             chunk = self.memory.spec.anchor_chunk
             raise ValueError(f"segment={segment} must be a multiple of the memory's chunk={chunk}.")
         if row.between:
-            self.between = nn.RMSNorm(dim, eps=eps)
+            self.between = RMSNorm(dim, eps=eps)
         if row.union:
             self.union = GatedUnion(dim, eps)
-        self.feed_forward_norm = nn.RMSNorm(dim, eps=eps)
+        self.feed_forward_norm = RMSNorm(dim, eps=eps)
         self.feed_forward = FeedForward(dim, inner)
 
     def forward(
@@ -83,9 +85,25 @@ class Block(Parts):
     ) -> tuple[Tensor, BlockState]:
         """Read x (B, T, dim): (B, T, dim), and the state to go on from; mask and cu_seqlens as for `Memory`."""
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
-        states = checked_states(self.mixer, state)
+        self.check_state(state)
         x = packing.unpack(x)
-        update, states = MIXERS[self.mixer].run(self, x, states, packing.lengths)
+        update, states = MIXERS[self.mixer].run(self, x, {} if state is None else dict(state.parts), packing.lengths)
         x = x + update
         x = x + self.feed_forward(self.feed_forward_norm(x))
         return packing.pack(x), BlockState(states)
+
+    def check_state(self, state: BlockState | None) -> None:
+        """Raise unless this block can go on from there; rows and devices are checked by the parts."""
+        if state is None:
+            return
+        if not isinstance(state, BlockState):
+            raise ValueError(f"state must be a BlockState or None, got {type(state).__name__}.")
+        expected = MIXERS[self.mixer].states
+        if set(state.parts) != set(expected):
+            raise ValueError(f"state has parts {sorted(state.parts)}; a {self.mixer!r} block has {sorted(expected)}.")
+        for part in state.parts.values():
+            if isinstance(part, MemoryState) and part.spec != self.memory.spec:
+                differences = part.spec.differences(self.memory.spec)
+                raise ValueError(f"state belongs to another memory; fields differ: {differences}.")
+            if isinstance(part, AttentionState):
+                self.attention.check_state(part)

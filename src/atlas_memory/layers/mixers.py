@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory import Memory
-from atlas_memory.layers.states import AttentionState, BlockState
+from atlas_memory.layers.norm import RMSNorm
+from atlas_memory.layers.states import AttentionState
 from atlas_memory.ops import MemoryState
 from atlas_memory.ops.packing import take_rows
 
@@ -24,10 +25,10 @@ States = dict[str, MemoryState | AttentionState]
 class Parts(nn.Module):
     """What a mixer is made of: its row of the table says which of these it has."""
 
-    norm: nn.RMSNorm
+    norm: RMSNorm
     memory: Memory
     attention: Attention
-    between: nn.RMSNorm  # MAL: before attention
+    between: RMSNorm  # MAL: before attention
     union: GatedUnion  # MAG, MAC
 
 
@@ -36,8 +37,8 @@ class GatedUnion(nn.Module):
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
-        self.attended = nn.RMSNorm(dim, eps=eps)
-        self.remembered = nn.RMSNorm(dim, eps=eps)
+        self.attended = RMSNorm(dim, eps=eps)
+        self.remembered = RMSNorm(dim, eps=eps)
 
     def forward(self, attended: Tensor, remembered: Tensor) -> Tensor:
         return self.attended(attended) * torch.sigmoid(self.remembered(remembered))
@@ -172,14 +173,3 @@ MIXERS: dict[str, Mixer] = {
     "full_attention": Mixer(attention_alone, ("attention",), attention="full"),
     "sliding_attention": Mixer(attention_alone, ("attention",), attention="window"),
 }
-
-
-def checked_states(mixer: str, state: BlockState | None) -> States:
-    """The states of a mixer's parts; empty where nothing was read."""
-    if state is None:
-        return {}
-    if not isinstance(state, BlockState):
-        raise ValueError(f"state must be a BlockState or None, got {type(state).__name__}.")
-    if set(state.parts) != set(MIXERS[mixer].states):
-        raise ValueError(f"state has parts {sorted(state.parts)}; a {mixer!r} block has {MIXERS[mixer].states}.")
-    return dict(state.parts)

@@ -67,12 +67,10 @@ class AttentionState(Verbs):
         position = tuple(0 if restart else n for restart, n in zip(rows, self.position, strict=True))
         return dataclasses.replace(self, position=position)
 
-    def check(self, shape: tuple[int, ...], batch: int, device: torch.device) -> None:
-        """Raise unless `batch` rows on `device` can go on from here; shape: (S, H, D) of a place."""
+    def check(self, batch: int, device: torch.device) -> None:
+        """Raise unless `batch` rows on `device` can go on from here."""
         if self.batch != batch:
             raise ValueError(f"state has {self.batch} rows, but the input has {batch}; use state.select(rows).")
-        if tuple(self.keys.shape[2:]) != shape:
-            raise ValueError(f"state has keys of shape {tuple(self.keys.shape[2:])} per place, needed are {shape}.")
         if self.keys.device != device:
             raise ValueError(f"state is on {self.keys.device}, the input on {device}; use state.to(...).")
 

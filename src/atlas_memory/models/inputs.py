@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atlas_memory.layers import Block
 from atlas_memory.models.cache import AtlasCache
 
 Bounds = Tensor | Sequence[int] | None
@@ -26,13 +27,17 @@ def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
         raise ValueError(f"input_ids between {least} and {most} must lie between 0 and vocab_size - 1 = {vocab_size - 1}.")
 
 
-def check_cache(cache: Any, layers: int) -> AtlasCache:
+def check_cache(cache: Any, blocks: Sequence[Block]) -> AtlasCache:
+    """The cache, if the blocks of a model can go on from it."""
     if not isinstance(cache, AtlasCache):
-        raise ValueError(
-            f"past_key_values must be an AtlasCache, as the model returns it, got {type(cache).__name__}."
-        )
-    if len(cache.layers) != layers:
-        raise ValueError(f"past_key_values has {len(cache.layers)} layers, but this model has {layers}.")
+        raise ValueError(f"past_key_values must be an AtlasCache, as the model returns it, got {type(cache).__name__}.")
+    if len(cache.layers) != len(blocks):
+        raise ValueError(f"past_key_values has {len(cache.layers)} layers, but this model has {len(blocks)}.")
+    for place, (layer, block) in enumerate(zip(cache.layers, blocks, strict=True)):
+        try:
+            block.check_state(layer.state)
+        except ValueError as error:
+            raise ValueError(f"past_key_values is of another config; layer {place}: {error}") from error
     return cache
 
 

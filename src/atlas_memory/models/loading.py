@@ -37,14 +37,20 @@ def check_same_architecture(path: Any, arguments: Mapping[str, Any]) -> None:
         raise ValueError(f"the checkpoint {str(path)!r} is another model than asked for: {'; '.join(different)}.")
 
 
-def check_weights_found(path: Any, info: Mapping[str, Iterable[Any]]) -> None:
-    """Raise where the weights are not those of the configuration beside them: transformers would start afresh."""
+def check_weights_found(path: Any, info: Mapping[str, Iterable[Any]], resizes: bool) -> None:
+    """Raise where the weights are not those of the configuration beside them: transformers would start afresh.
+
+    Weights outside of the layers may be absent, as the head is from a checkpoint of AtlasModel; with `resizes`, weights
+    of other sizes may be there.
+    """
     wrong = [
-        f"{kind.removesuffix('_keys')} {name}"
+        f"{kind.removesuffix('_keys')} {key if isinstance(key, str) else key[0]}"
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        for name in sorted(str(key) for key in info.get(kind, ()))
-        if "layers." in name
+        for key in sorted(info.get(kind, ()))
+        if (not resizes if kind == "mismatched_keys" else "layers." in key)
     ]
     if wrong:
         shown = ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
-        raise ValueError(f"the weights of {str(path)!r} are of another preset or backbone than its config: {shown}.")
+        raise ValueError(
+            f"the weights of {str(path)!r} do not fit its config; are they of another preset, backbone or size? {shown}."
+        )

@@ -13,6 +13,7 @@ from transformers.utils import can_return_tuple
 
 from atlas_memory.layers import Attention, Block, BlockState, Memory
 from atlas_memory.layers.mixers import real_tokens
+from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.models.configuration_atlas import LAYER_OPTIONS, AtlasConfig
 from atlas_memory.models.inputs import (
@@ -69,10 +70,11 @@ class AtlasPreTrainedModel(PreTrainedModel):
         """As in transformers; a checkpoint of another architecture than the one asked for is an error."""
         check_same_architecture(pretrained_model_name_or_path, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
+        resizes = kwargs.pop("ignore_mismatched_sizes", False)
         model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
-        check_weights_found(pretrained_model_name_or_path, info)
+        check_weights_found(pretrained_model_name_or_path, info, resizes)
         return (model, info) if wants_info else model
 
 
@@ -83,7 +85,7 @@ class AtlasModel(AtlasPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(AtlasDecoderLayer(config, kind) for kind in config.layer_types)
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -109,7 +111,7 @@ class AtlasModel(AtlasPreTrainedModel):
         """
         x = self._embed(input_ids, inputs_embeds)
         batch, tokens = x.shape[:2]
-        cache = None if past_key_values is None else check_cache(past_key_values, len(self.layers))
+        cache = None if past_key_values is None else check_cache(past_key_values, [layer.block for layer in self.layers])
         use_cache = self.config.use_cache if use_cache is None else use_cache
         keep = cache is not None or (bool(use_cache) and not (self.gradient_checkpointing and self.training))
         if keep and cache is None:

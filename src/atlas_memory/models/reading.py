@@ -10,7 +10,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from atlas_memory.models.cache import AtlasCache
-from atlas_memory.models.inputs import check_cache
 
 if TYPE_CHECKING:
     from atlas_memory.models.modeling_atlas import AtlasModel
@@ -34,7 +33,6 @@ def read(
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step={step!r} must be a whole number of at least 1.")
     cache = AtlasCache(len(model.layers)) if past_key_values is None else past_key_values
-    check_cache(cache, len(model.layers))
     device = model.embed_tokens.weight.device
     bar = Progress(
         TextColumn("reading"),
