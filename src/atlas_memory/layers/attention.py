@@ -136,9 +136,7 @@ class Attention(nn.Module):
             answers.append(self._look_by_windows(queries, keys, values))
         return torch.cat(answers, dim=1)
 
-    def _visible(
-        self, past: int, begin: int, end: int, position: Sequence[int], device: torch.device
-    ) -> Tensor | None:
+    def _visible(self, past: int, begin: int, end: int, position: Sequence[int], device: torch.device) -> Tensor | None:
         """(B or 1, Q, N + end): whether a token sees a place; None: all of them."""
         rows = torch.arange(begin, end, device=device)[:, None]
         columns = torch.arange(-past, end, device=device)

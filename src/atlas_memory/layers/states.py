@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -93,6 +93,10 @@ class BlockState(Verbs):
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
+
+    def tensors(self) -> Iterator[Tensor]:
+        for part in self.parts.values():
+            yield from part.tensors.values() if isinstance(part, MemoryState) else (part.keys, part.values)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> BlockState:
         return BlockState({name: part.map(function) for name, part in self.parts.items()})

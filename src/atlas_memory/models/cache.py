@@ -66,18 +66,13 @@ class AtlasCacheLayer(CacheLayerMixin):
             )
 
     def offload(self) -> None:
-        self.device = self._device()
-        self.change(lambda state: state.to("cpu", non_blocking=True))
+        if self.state is not None:
+            self.device = next(iter(self.state.tensors())).device
+            self.state = self.state.to("cpu", non_blocking=True)
 
     def prefetch(self) -> None:
-        device = getattr(self, "device", None)
-        if device is not None and device != self._device():
-            self.change(lambda state: state.to(device, non_blocking=True))
-
-    def _device(self) -> torch.device | None:
-        found: list[torch.device] = []
-        self.change(lambda state: state.map(lambda tensor: found.append(tensor.device) or tensor))  # type: ignore[func-returns-value]
-        return found[0] if found else None
+        if self.state is not None and hasattr(self, "device"):
+            self.state = self.state.to(self.device, non_blocking=True)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> NoReturn:
         raise NotImplementedError("an AtlasCacheLayer is filled by the model's own layers, not with keys and values")
@@ -89,7 +84,7 @@ class AtlasCacheLayer(CacheLayerMixin):
 class AtlasCache(Cache):
     """The states of all blocks of a model; what a model returns as `past_key_values`, and goes on from."""
 
-    layers: list[AtlasCacheLayer]
+    layers: list[AtlasCacheLayer]  # type: ignore[assignment]  # of one kind, where the base class allows any
 
     def __init__(self, num_hidden_layers: int) -> None:
         super().__init__(layers=[AtlasCacheLayer() for _ in range(num_hidden_layers)])

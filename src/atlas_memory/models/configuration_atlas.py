@@ -137,9 +137,10 @@ class AtlasConfig(PreTrainedConfig):
                 f"persistent_tokens={self.persistent_tokens} needs a layer with attention; backbone='lmm' has none."
             )
         for spec in specs if self.backbone == "mac" else ():
-            if self.segment_length % spec.anchor_chunk:
+            chunk = spec.anchor_chunk
+            if self.segment_length % chunk:
                 raise ValueError(
-                    f"segment_length={self.segment_length} must be a multiple of the memory's chunk={spec.anchor_chunk}."
+                    f"segment_length={self.segment_length} must be a multiple of the memory's chunk={chunk}."
                 )
 
 

@@ -24,7 +24,9 @@ def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
         return
     least, most = (int(n) for n in torch.aminmax(input_ids))
     if least < 0 or most >= vocab_size:
-        raise ValueError(f"input_ids between {least} and {most} must lie between 0 and vocab_size - 1 = {vocab_size - 1}.")
+        raise ValueError(
+            f"input_ids between {least} and {most} must lie between 0 and vocab_size - 1 = {vocab_size - 1}."
+        )
 
 
 def check_cache(cache: Any, blocks: Sequence[Block]) -> AtlasCache:

@@ -52,5 +52,5 @@ def check_weights_found(path: Any, info: Mapping[str, Iterable[Any]], resizes: b
     if wrong:
         shown = ", ".join(wrong[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise ValueError(
-            f"the weights of {str(path)!r} do not fit its config; are they of another preset, backbone or size? {shown}."
+            f"the weights of {str(path)!r} do not fit its config; is it of another preset, backbone or size? {shown}."
         )

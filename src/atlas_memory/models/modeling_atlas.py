@@ -1,4 +1,7 @@
-"""AtlasModel and AtlasForCausalLM: blocks of layers/ as Hugging Face models. Shapes: B batch, T tokens, V vocabulary."""
+"""AtlasModel and AtlasForCausalLM: blocks of layers/ as Hugging Face models.
+
+Shapes: B batch, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,8 @@ class AtlasPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Called children first: a memory restores its own start over what its linear layers were given."""
         super()._init_weights(module)
+        if any(parameter.is_meta for parameter in module.parameters()):
+            return  # there is nothing to fill
         if isinstance(module, Memory):
             options = {name: self.config.memory[name] for name in LAYER_OPTIONS if name in self.config.memory}
             with torch.device("cpu"):
@@ -71,9 +76,10 @@ class AtlasPreTrainedModel(PreTrainedModel):
         check_same_architecture(pretrained_model_name_or_path, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         resizes = kwargs.pop("ignore_mismatched_sizes", False)
-        model, info = super().from_pretrained(
+        loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
+        model, info = loaded
         check_weights_found(pretrained_model_name_or_path, info, resizes)
         return (model, info) if wants_info else model
 
@@ -88,6 +94,10 @@ class AtlasModel(AtlasPreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [layer.block for layer in self.layers if isinstance(layer, AtlasDecoderLayer)]
 
     @can_return_tuple
     def forward(
@@ -111,7 +121,7 @@ class AtlasModel(AtlasPreTrainedModel):
         """
         x = self._embed(input_ids, inputs_embeds)
         batch, tokens = x.shape[:2]
-        cache = None if past_key_values is None else check_cache(past_key_values, [layer.block for layer in self.layers])
+        cache = None if past_key_values is None else check_cache(past_key_values, self.blocks)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         keep = cache is not None or (bool(use_cache) and not (self.gradient_checkpointing and self.training))
         if keep and cache is None:
@@ -122,7 +132,7 @@ class AtlasModel(AtlasPreTrainedModel):
         x = packing.unpack(x)
         right_padding = real_tokens(packing.lengths, x.shape[1])
         columns = tokens if bounds is None else x.shape[1]
-        seen = [x]
+        seen = [x]  # what every layer was given, and the end
         for place, layer in enumerate(self.layers):
             state = None if cache is None else cache.layers[place].state
             x, state = layer(x, state=state, mask=right_padding, keep_state=keep)
@@ -130,8 +140,10 @@ class AtlasModel(AtlasPreTrainedModel):
                 cache.layers[place].advance(state, columns)
             seen.append(x)
         x = self.norm(x)
-        hidden = tuple(packing.pack(y) for y in [*seen[:-1], x]) if output_hidden_states else None
-        return BaseModelOutputWithPast(last_hidden_state=packing.pack(x), past_key_values=cache, hidden_states=hidden)
+        outputs: dict[str, Any] = {"last_hidden_state": packing.pack(x), "past_key_values": cache}
+        if output_hidden_states:
+            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen[:-1], x])
+        return BaseModelOutputWithPast(**outputs)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
