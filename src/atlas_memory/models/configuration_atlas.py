@@ -71,8 +71,9 @@ class AtlasConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size
         if intermediate_size is None and isinstance(hidden_size, int):
             self.intermediate_size = 64 * -(-hidden_size * 8 // (3 * 64))
+        self._check_numbers()
         self.preset, self.layer_types = _resolved_layers(preset, layer_types, num_hidden_layers)
-        self.validate()
+        self._check_combinations()
 
     def validate(self) -> None:
         """In place of the base class's checks, which know the layer types of transformers only."""

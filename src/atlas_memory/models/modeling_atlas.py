@@ -180,9 +180,19 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the model makes its own kind in the first call
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """In place of the cache of keys and values that `generate` would make."""
+        if generation_config.cache_implementation is not None:
+            kind = generation_config.cache_implementation
+            raise ValueError(
+                f"cache_implementation={kind!r} is not for this model: its cache is an AtlasCache; use None."
+            )
+        if model_kwargs.get("past_key_values") is not None:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        elif generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = AtlasCache(len(self.model.layers))
 
     @can_return_tuple
     def forward(
