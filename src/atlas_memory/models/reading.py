@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
@@ -39,8 +40,8 @@ def read(
         BarColumn(),
         TextColumn("{task.completed:,} tokens"),
         TimeElapsedColumn(),
+        console=Console(stderr=True),
         disable=not progress,
-        transient=True,
     )
     with bar:
         task = bar.add_task("reading", total=_count(tokens))
