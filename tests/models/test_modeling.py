@@ -100,6 +100,15 @@ def test_registered() -> None:
     assert isinstance(AutoModel.from_config(config), AtlasModel)
 
 
+def test_vocabulary_can_grow() -> None:
+    model, ids = small_model(), token_ids(1, 5)
+    before = model(ids).logits
+    model.resize_token_embeddings(VOCABULARY + 4, mean_resizing=False)
+    assert model.config.vocab_size == VOCABULARY + 4
+    assert_close(model(ids).logits[..., :VOCABULARY], before)
+    model(ids + 4)
+
+
 # Initial weights.
 
 

@@ -57,7 +57,7 @@ class Block(Parts):
         super().__init__()
         if mixer not in MIXERS:
             raise ValueError(f"mixer={mixer!r} is unknown; known: {', '.join(MIXERS)}.")
-        row, self.mixer = MIXERS[mixer], mixer
+        row, self.mixer, self.segment = MIXERS[mixer], mixer, segment
         self.norm = RMSNorm(dim, eps=eps)
         if row.memory:
             self.memory = Memory(dim, memory_heads, preset, **(memory or {}))

@@ -30,6 +30,7 @@ class Parts(nn.Module):
     attention: Attention
     between: RMSNorm  # MAL: before attention
     union: GatedUnion  # MAG, MAC
+    segment: int  # of MAC
 
 
 class GatedUnion(nn.Module):
@@ -81,8 +82,7 @@ def memory_as_context(parts: Parts, x: Tensor, state: States, lengths: Sequence[
     live, before, looking = _before_the_call(parts, x, state)
     outputs, starts, places = [], [0] * len(lengths), _Places(len(lengths), x.shape[1])
     while True:
-        fill = looking.position
-        room = [parts.attention.window - n for n in fill]  # type: ignore[operator]
+        room = [parts.segment - n for n in looking.position]
         counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
         width = max(counts, default=0)
         step, mask = take_rows(x, starts, width, counts), real_tokens(counts, width)

@@ -56,24 +56,25 @@ def mask_of_new_tokens(attention_mask: Tensor | None, batch: int, tokens: int, r
 
 def packed_bounds(
     cu_seqlens: Bounds, cu_seq_lens_q: Bounds, position_ids: Tensor | None, attention_mask: Tensor | None, batch: int
-) -> Bounds:
+) -> list[int] | None:
     """Where packed sequences begin and end (N + 1,), or None for ordinary batches.
 
     Given as such, under the name FlashAttention has for it, or by position ids that restart, which is what
     DataCollatorWithFlattening produces. Position ids with a mask are `generate`'s, and say nothing new.
     """
     given = cu_seqlens if cu_seqlens is not None else cu_seq_lens_q
-    if given is not None or position_ids is None or attention_mask is not None or batch != 1:
-        return given
+    if given is not None:
+        return given.tolist() if isinstance(given, Tensor) else list(given)
+    if position_ids is None or attention_mask is not None or batch != 1 or position_ids.shape[-1] == 1:
+        return None
     places = position_ids.reshape(-1).to("cpu")
     restarts = (1 + (places[1:] <= places[:-1]).nonzero().flatten()).tolist()
     return [0, *restarts, len(places)] if restarts else None
 
 
-def labels_within_sequences(labels: Tensor, bounds: Bounds, ignored: int = -100) -> Tensor:
+def labels_within_sequences(labels: Tensor, bounds: list[int] | None, ignored: int = -100) -> Tensor:
     """Packed labels (1, T) without the first token of each sequence, which the one before it cannot predict."""
     if bounds is None:
         return labels
-    starts = torch.as_tensor(bounds)[:-1].to(labels.device)
-    starts = starts[starts < labels.shape[1]]  # an empty sequence at the end
-    return labels.index_fill(1, starts.long(), ignored)
+    starts = [start for start in bounds[:-1] if start < labels.shape[1]]  # but for an empty sequence at the end
+    return labels.index_fill(1, torch.tensor(starts, device=labels.device), ignored)

@@ -182,7 +182,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         """In place of the cache of keys and values that `generate` would make."""
         if generation_config.cache_implementation is not None:
             kind = generation_config.cache_implementation
@@ -190,7 +190,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
                 f"cache_implementation={kind!r} is not for this model: its cache is an AtlasCache; use None."
             )
         if model_kwargs.get("past_key_values") is not None:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            model_kwargs["past_key_values"]._is_user_defined = True  # it outlives the call: see `generate`
         elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = AtlasCache(len(self.model.layers))
 
