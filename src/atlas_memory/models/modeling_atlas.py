@@ -132,17 +132,18 @@ class AtlasModel(AtlasPreTrainedModel):
         x = packing.unpack(x)
         right_padding = real_tokens(packing.lengths, x.shape[1])
         columns = tokens if bounds is None else x.shape[1]
-        seen = [x]  # what every layer was given, and the end
+        seen, states = [], []
         for place, layer in enumerate(self.layers):
+            seen += [x] if output_hidden_states else []
             state = None if cache is None else cache.layers[place].state
             x, state = layer(x, state=state, mask=right_padding, keep_state=keep)
-            if cache is not None and state is not None:
-                cache.layers[place].advance(state, columns)
-            seen.append(x)
+            states.append(state)
+        if cache is not None:  # all layers, or, after an error in one of them, none
+            cache.advance(states, columns)
         x = self.norm(x)
         outputs: dict[str, Any] = {"last_hidden_state": packing.pack(x), "past_key_values": cache}
         if output_hidden_states:
-            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen[:-1], x])
+            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen, x])
         return BaseModelOutputWithPast(**outputs)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
