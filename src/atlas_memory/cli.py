@@ -85,7 +85,7 @@ def tokenizer_train(
         check_trainable(vocabulary, out)
         documents = read_documents(SourceConfig.parse(source, field=field, limit=limit), "train", validation)
         tokenizer = train_tokenizer((document.text for document in documents), vocabulary, out)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise _refused(error) from error
     console.print(f"{len(tokenizer):,} tokens in {out}", markup=False)
 
