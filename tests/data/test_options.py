@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from atlas_memory.data import DataConfig, RowsConfig, SourceConfig
         (RowsConfig, {"length": 0}, "length=0 must be a whole number of at least 1"),
         (RowsConfig, {"batch": 2.0}, "batch=2.0 must be a whole number"),
         (RowsConfig, {"boundaries": "keep"}, "boundaries='keep' is not a choice; allowed: reset, carry"),
+        (RowsConfig, {"minimum_tokens": 9}, "minimum_tokens=9 needs kind='segments'"),
+        (RowsConfig, {"kind": "segments", "boundaries": "carry"}, "boundaries='carry' needs kind='packed'"),
         (RowsConfig, {"seed": 2**32}, r"seed=4294967296 must be less than 2\*\*32"),
         (RowsConfig, {"seed": True}, "seed=True must be a whole number of at least 0"),
         (RowsConfig, {"epochs": 0}, "epochs=0 must be a whole number of at least 1, or None"),
@@ -45,6 +49,12 @@ def test_lengths_of_a_curriculum() -> None:
     rows = RowsConfig(length=4, lengths=[[2, 8], [5, 16]])  # type: ignore[arg-type]
     assert [rows.length_at(batch) for batch in range(7)] == [4, 4, 8, 8, 8, 16, 16]
     assert rows.lengths == ((2, 8), (5, 16))  # lists, as YAML has them, are taken too
+
+
+def test_importing_data_imports_no_large_library() -> None:
+    program = "import sys, atlas_memory.data; print({'transformers', 'tokenizers', 'datasets'} & set(sys.modules))"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "set()"
 
 
 def test_sources_by_one_word(tmp_path: Path) -> None:

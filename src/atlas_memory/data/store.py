@@ -132,7 +132,8 @@ def open_store(config: DataConfig, split: str = "train", *, progress: bool = Tru
 def _find_or_build(cache: Path, fingerprint: str, build: Callable[[Path], None]) -> Store:
     folder = cache / fingerprint[:24]
     cache.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(DamagedStoreError):  # the usual case waits for nobody
+    # The usual case waits for nobody; files may vanish meanwhile, if another process is repairing the store.
+    with contextlib.suppress(DamagedStoreError, OSError):
         return read_store(folder, fingerprint)
     with _only_one(folder):
         if folder.exists():
