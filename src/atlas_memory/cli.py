@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atlas_memory.data import SourceConfig, load_tokenizer, read_documents, train_tokenizer
+from atlas_memory.data.tokenizers import check_trainable, pieces
 from atlas_memory.demonstration import read_stream
 from atlas_memory.models.accounting import SIZES, account, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES, AtlasConfig
@@ -20,6 +23,8 @@ from atlas_memory.tasks import paper
 app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
 evaluations = typer.Typer(help="Measure a saved model.", no_args_is_help=True)
 app.add_typer(evaluations, name="eval")
+tokenizers = typer.Typer(help="Train a tokenizer, or look at one.", no_args_is_help=True)
+app.add_typer(tokenizers, name="tokenizer")
 console = Console()
 
 
@@ -167,3 +172,54 @@ def _field(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+@tokenizers.command("train")
+def tokenizer_train(
+    source: Annotated[
+        str, typer.Option(help="builtin, text:PATH, jsonl:PATH, datasets:NAME, or a file, folder or glob.")
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder for the tokenizer.")],
+    vocabulary: Annotated[int, typer.Option(help="Tokens at most, special ones included.")] = 4096,
+    field: Annotated[str, typer.Option(help="jsonl, datasets: which field holds the text.")] = "text",
+    limit: Annotated[int | None, typer.Option(help="Documents at most.")] = None,
+    validation: Annotated[float, typer.Option(help="Share of documents held out, as in training.")] = 0.05,
+) -> None:
+    """Train a byte-level BPE tokenizer on the training documents of a source.
+
+    Example: atlas-memory tokenizer train --source builtin --vocabulary 4096 --out my-tokenizer
+    """
+    try:
+        check_trainable(vocabulary, out)
+        documents = read_documents(SourceConfig.parse(source, field=field, limit=limit), "train", validation)
+        tokenizer = train_tokenizer((document.text for document in documents), vocabulary, out)
+    except (ValueError, ImportError, OSError) as error:
+        raise _refused(error) from error
+    console.print(f"{len(tokenizer):,} tokens in {out}", markup=False)
+
+
+@tokenizers.command("show")
+def tokenizer_show(
+    name: Annotated[str, typer.Argument(help="bytes, a folder, or a name on the hub.")],
+    text: Annotated[str, typer.Option(help="What to split.")] = "A memory that learns while it reads.",
+) -> None:
+    """What a tokenizer makes of a text.
+
+    Example: atlas-memory tokenizer show bytes --text "naïve"
+    """
+    try:
+        tokenizer = load_tokenizer(name)
+    except (ValueError, ImportError) as error:
+        raise _refused(error) from error
+    split = pieces(tokenizer, text)
+    table = Table("token", "id")
+    for token, piece in split:
+        table.add_row(escape(repr(piece)), str(token))
+    console.print(table)
+    console.print(f"{name}: {len(tokenizer):,} tokens, a document ends with {tokenizer.eos_token}", markup=False)
+    console.print(f"{len(text.encode()) / max(len(split), 1):.2f} bytes a token")
+
+
+def _refused(error: Exception) -> typer.Exit:
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(code=2)
