@@ -27,7 +27,7 @@ from atlas_memory.models.inputs import (
     mask_of_new_tokens,
     packed_bounds,
 )
-from atlas_memory.models.loading import check_same_architecture, check_weights_found
+from atlas_memory.models.loading import AUTO_MAP, check_same_architecture, check_weights_found, write_loader
 from atlas_memory.models.reading import DEFAULT_STEP, TokenSource, read
 from atlas_memory.ops.packing import Packing
 
@@ -82,6 +82,12 @@ class AtlasPreTrainedModel(PreTrainedModel):
         model, info = loaded
         check_weights_found(pretrained_model_name_or_path, info, resizes)
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the folder also loads where nothing but transformers is imported, as in lm_eval."""
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_loader(save_directory)
 
 
 class AtlasModel(AtlasPreTrainedModel):
