@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-GROUPS = ("peer", "matmul", "variants", "muon", "attention", "long_streams", "presets", "facts")
+GROUPS = ("peer", "matmul", "variants", "muon", "attention", "long_streams", "language_models", "presets", "facts")
 
 
 def enter_all() -> None:
