@@ -132,6 +132,11 @@ class Memory(nn.Module):
         answers = recall(self.spec, queries, state, coefficients=self._coefficients())
         return self._output(answers, x)
 
+    def asked(self, x: Tensor, state: MemoryState, lengths: Sequence[int]) -> MemoryState:
+        """The state after `recall` of x (B, T, dim), lengths[r] tokens of row r: the convolution goes on from there."""
+        raw = self.tokens(cap(x, LARGEST_INPUT))
+        return state.updated(self._new_tail(raw, self._tail(state, x), lengths))
+
     def _read(
         self,
         operator: Callable[..., tuple[Tensor, MemoryState]],

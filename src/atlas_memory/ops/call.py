@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, H heads, D key width, V value width, W window.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -76,6 +77,12 @@ def check_queries(spec: MemorySpec, queries: Tensor) -> None:
     _check_width("queries", queries, spec.key_width)
     if _eager_cpu(queries):
         _check_finite({"queries": queries})
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Keeps the working precision of x; devices without autocast, such as meta, have nothing to switch off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _eager_cpu(x: Tensor) -> bool:

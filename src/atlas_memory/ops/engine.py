@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from atlas_memory.ops.call import Call, check_queries, prepare
+from atlas_memory.ops.call import Call, check_queries, prepare, without_autocast
 from atlas_memory.ops.chunks import (
     Chunk,
     Schedule,
@@ -78,7 +78,7 @@ def memorize(
     Returns the answers (B, T, H, value width), zero at padding, and the state after the last token. Works in float32,
     or in float64 if the keys are; differentiable with respect to every tensor, the state's included.
     """
-    with torch.autocast(keys.device.type, enabled=False):
+    with without_autocast(keys):
         call = prepare(spec, queries, keys, values, gates, initial, state, coefficients, lengths, check_finite)
         if recompute is None:
             recompute = spec.optimizer == "muon" and 4 * spec.interval <= spec.chunk
@@ -88,7 +88,7 @@ def memorize(
 def recall(spec: MemorySpec, queries: Tensor, state: MemoryState, *, coefficients: Tensor | None = None) -> Tensor:
     """Read without writing: every query (B, T, H, key width) at the state after the last token. (B, T, H, V)."""
     check_queries(spec, queries)
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         call = prepare(spec, *_no_tokens(spec, queries, state), None, state, coefficients, None, None)
         queries = queries.to(call.keys.dtype)
         groups, back = _groups(call)

@@ -85,7 +85,8 @@ class Packing:
             return y
         if self.bounds is not None:
             return torch.cat([y[r, :n] for r, n in enumerate(self.lengths)])[None]
-        return take_rows(y, [-start for start in self.starts], self.tokens)
+        real = take_rows(y, [0] * self.rows, y.shape[1], self.lengths)
+        return take_rows(real, [-start for start in self.starts], self.tokens)
 
 
 def _checked_bounds(cu_seqlens: Tensor | Lengths, batch: int, tokens: int) -> list[int]:

@@ -1,0 +1,237 @@
+"""Attention: causal, over everything or over a window, with rotary positions and a streaming cache.
+
+Rotary positions are relative, so they are counted from the start of a call, or of a block of it, and keys are kept as
+they were before rotation: angles stay small, and exact, however long the stream, and rows may differ in what they read.
+
+Shapes: B rows, T tokens, N places kept from before, S sources of keys per place, P persistent tokens, H heads,
+D head width, W window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlas_memory.layers.states import AttentionState
+from atlas_memory.ops.packing import Packing, last_rows
+
+# Queries that share one mask: bounds it to this many rows, however long the call.
+QUERIES_AT_ONCE = 1024
+
+
+class Attention(nn.Module):
+    """Causal attention as a token mixer: (B, T, dim) → (B, T, dim), and the state to go on from.
+
+    window: a token sees itself and the window − 1 tokens before it; None: all of them, and the state grows.
+    persistent: learned keys and values without a position, which every token sees. sources: inputs that give keys and
+    values at each place; a second one, `beside`, is seen by a token where it sees the place.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: int | None = None,
+        *,
+        persistent: int = 0,
+        sources: int = 1,
+        theta: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        _check_arguments(dim, heads, window, persistent, theta)
+        self.dim, self.heads, self.window, self.sources, self.theta = dim, heads, window, sources, theta
+        self.width = dim // heads
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key_value = nn.Linear(dim, 2 * dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        self.persistent: nn.Parameter | None = None
+        if persistent:
+            self.persistent = nn.Parameter(torch.randn(2, persistent, heads, self.width) * self.width**-0.5)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, heads={self.heads}, window={self.window}, theta={self.theta}"
+
+    def forward(
+        self,
+        x: Tensor,
+        state: AttentionState | None = None,
+        *,
+        beside: Tensor | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor, AttentionState]:
+        """Mix x (B, T, dim) with what came before it: (B, T, dim), and the state to go on from.
+
+        beside (B, T, dim): the second source. mask (B, T), cu_seqlens (N + 1,): as for `Memory`.
+        """
+        inputs = [x] if beside is None else [beside, x]
+        if len(inputs) != self.sources or any(part.ndim != 3 or part.shape[-1] != self.dim for part in inputs):
+            shapes = [tuple(part.shape) for part in inputs]
+            raise ValueError(f"x must be {self.sources} inputs of shape (batch, tokens, {self.dim}), got {shapes}.")
+        packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
+        inputs = [packing.unpack(part) for part in inputs]
+        queries = self.query(inputs[-1]).unflatten(-1, (self.heads, self.width))  # (B, T, H, D)
+        both = self.key_value(torch.stack(inputs, dim=2)).unflatten(-1, (2, self.heads, self.width))
+        keys, values = both.unbind(-3)  # (B, T, S, H, D)
+        if state is None:
+            nothing = keys.new_zeros(packing.rows, self._kept_places(0), *keys.shape[2:])
+            state = AttentionState(nothing, nothing, (0,) * packing.rows)
+        else:
+            self.check_state(state)
+            state.check(packing.rows, keys.device)
+            state = state.to(keys.dtype)
+        answers = self._attend(queries, keys, values, state)
+        return packing.pack(self.output(answers.flatten(-2))), self._after(keys, values, state, packing.lengths)
+
+    def check_state(self, state: AttentionState) -> None:
+        """Raise unless a state has the shape of this layer's; `AttentionState.check` asks for rows and device."""
+        if not isinstance(state, AttentionState):
+            raise ValueError(f"state must be an AttentionState or None, got {type(state).__name__}.")
+        have, shape = tuple(state.keys.shape[1:]), (self.sources, self.heads, self.width)
+        needed = (have[0] if self.window is None else self.window - 1, *shape)
+        if have != needed:
+            raise ValueError(f"state has keys of shape {have} per row; attention needs {needed}.")
+
+    def _kept_places(self, longest: int) -> int:
+        return longest if self.window is None else self.window - 1
+
+    def _after(self, keys: Tensor, values: Tensor, state: AttentionState, lengths: Sequence[int]) -> AttentionState:
+        position = tuple(n + new for n, new in zip(state.position, lengths, strict=True))
+        size = self._kept_places(max(position, default=0))
+        kept = [min(n, size) for n in position]
+        ends = [state.keys.shape[1] + n for n in lengths]
+
+        def keep(old: Tensor, new: Tensor) -> Tensor:
+            joined = torch.cat([old, new], dim=1)
+            last = last_rows(joined, ends, size, kept)
+            return last if size == joined.shape[1] else last.clone()  # a view would hold on to the whole call
+
+        return AttentionState(keep(state.keys, keys), keep(state.values, values), position)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, state: AttentionState) -> Tensor:
+        """(B, T, H, D). Only the first window of a call can see what came before the call."""
+        count = queries.shape[1]
+        first = count if self.window is None else min(count, self.window)
+        past = state.keys.shape[1] if any(state.position) else 0
+        if not past and self.sources == 1 and self.persistent is None and first == count:
+            return self._look(queries, keys, values, begin=0, visible=None, causal=True)
+        seen_keys = torch.cat([state.keys[:, :past], keys[:, :first]], dim=1)
+        seen_values = torch.cat([state.values[:, :past], values[:, :first]], dim=1)
+        answers = [queries[:, :0]]
+        for begin in range(0, first, QUERIES_AT_ONCE):
+            end = min(begin + QUERIES_AT_ONCE, first)
+            answers.append(
+                self._look(
+                    queries[:, begin:end],
+                    seen_keys[:, : past + end],
+                    seen_values[:, : past + end],
+                    begin=past + begin,
+                    visible=self._visible(past, begin, end, state.position, queries.device),
+                )
+            )
+        if first < count:
+            answers.append(self._look_by_windows(queries, keys, values))
+        return torch.cat(answers, dim=1)
+
+    def _visible(self, past: int, begin: int, end: int, position: Sequence[int], device: torch.device) -> Tensor | None:
+        """(B or 1, Q, N + end): whether a token sees a place; None: all of them."""
+        rows = torch.arange(begin, end, device=device)[:, None]
+        columns = torch.arange(-past, end, device=device)
+        complete = min(position, default=past) >= past
+        if complete and end - begin == 1:
+            return None  # one token, after all that is kept
+        visible = columns <= rows
+        if self.window is not None:
+            visible = visible & (rows - columns < self.window)
+        if complete:
+            return visible[None]
+        return visible & (columns >= -torch.tensor(position, device=device)[:, None, None])
+
+    def _look_by_windows(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Tokens after the first window, in blocks of a window: each sees its own block and the one before."""
+        window, rest = self.window or 0, queries.shape[1] - (self.window or 0)
+        blocks = -(-rest // window)
+        missing = blocks * window - rest
+
+        def pad(x: Tensor) -> Tensor:
+            return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], dim=1)
+
+        def pairs(x: Tensor) -> Tensor:
+            parts = pad(x).unflatten(1, (blocks + 1, window))
+            return torch.cat([parts[:, :-1], parts[:, 1:]], dim=2).flatten(0, 1)
+
+        places = torch.arange(2 * window, device=queries.device)
+        distance = places[window:, None] - places
+        answers = self._look(
+            pad(queries[:, window:]).unflatten(1, (blocks, window)).flatten(0, 1),
+            pairs(keys),
+            pairs(values),
+            begin=window,
+            visible=((distance >= 0) & (distance < window))[None],
+        )
+        return answers.unflatten(0, (queries.shape[0], blocks)).flatten(1, 2)[:, :rest]
+
+    def _look(
+        self, queries: Tensor, keys: Tensor, values: Tensor, begin: int, visible: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """Softmax attention of queries (B, Q, H, D), the first at place `begin`, to keys (B, N, S, H, D)."""
+        cosine, sine = self._angles(keys.shape[1], keys)
+        asking = slice(begin, begin + queries.shape[1])
+        rotated = _rotate(queries, cosine[asking, None], sine[asking, None])
+        turned = _rotate(keys, cosine[:, None, None], sine[:, None, None]).flatten(1, 2)
+        contents = values.flatten(1, 2)
+        if visible is not None and self.sources > 1:
+            visible = visible.repeat_interleave(self.sources, dim=-1)
+        if self.persistent is not None:
+            rotated, turned, contents = self._with_persistent(queries, rotated, turned, contents)
+            if visible is not None:
+                visible = F.pad(visible, (self.persistent.shape[1], 0), value=True)
+        answers = F.scaled_dot_product_attention(
+            rotated.transpose(1, 2),
+            turned.transpose(1, 2),
+            contents.transpose(1, 2),
+            attn_mask=None if visible is None else visible[:, None],
+            is_causal=causal,
+            scale=self.width**-0.5,
+        )
+        return answers.transpose(1, 2)
+
+    def _with_persistent(
+        self, queries: Tensor, rotated: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Persistent tokens first. They have no position: they meet the query as it was before rotation.
+
+        Twice the width holds both scores: [rotated, plain] · [key, 0] and [rotated, plain] · [0, persistent].
+        """
+        assert self.persistent is not None
+        learned = self.persistent.to(keys.dtype)[:, None].expand(-1, keys.shape[0], -1, -1, -1)
+        joined = torch.cat([F.pad(learned[0], (self.width, 0)), F.pad(keys, (0, self.width))], dim=1)
+        return torch.cat([rotated, queries], dim=-1), joined, torch.cat([learned[1], values], dim=1)
+
+    def _angles(self, places: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (places, D / 2) of every frequency."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        powers = torch.arange(0, self.width, 2, device=like.device, dtype=dtype) / self.width
+        angles = torch.arange(places, device=like.device, dtype=dtype)[:, None] * self.theta**-powers
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, theta: float) -> None:
+    counts = {"dim": (dim, 1), "heads": (heads, 1), "persistent": (persistent, 0)}
+    if window is not None:
+        counts["window"] = (window, 1)
+    for name, (value, least) in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
+    if dim % (2 * heads):
+        raise ValueError(f"dim={dim} must be an even multiple of heads={heads}: rotary positions turn pairs.")
+    if not theta > 0:
+        raise ValueError(f"theta={theta!r} must be positive.")

@@ -1,0 +1,175 @@
+"""Token mixers: the ways a memory and attention share a block (docs/method.md, "Backbones"). `MIXERS` is their table.
+
+A mixer takes the block's parts, the residual stream x (B, T, dim) with `lengths` real tokens per row, and the block's
+state; it answers with what is added to the stream and the new states of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from atlas_memory.layers.attention import Attention
+from atlas_memory.layers.memory import Memory
+from atlas_memory.layers.norm import RMSNorm
+from atlas_memory.layers.states import AttentionState
+from atlas_memory.ops import MemoryState
+from atlas_memory.ops.packing import take_rows
+
+States = dict[str, MemoryState | AttentionState]
+
+
+class Parts(nn.Module):
+    """What a mixer is made of: its row of the table says which of these it has."""
+
+    norm: RMSNorm
+    memory: Memory
+    attention: Attention
+    between: RMSNorm  # MAL: before attention
+    union: GatedUnion  # MAG, MAC
+    segment: int  # of MAC
+
+
+class GatedUnion(nn.Module):
+    """The memory gates attention, both normalised first: norm(attended) · σ(norm(remembered))."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.attended = RMSNorm(dim, eps=eps)
+        self.remembered = RMSNorm(dim, eps=eps)
+
+    def forward(self, attended: Tensor, remembered: Tensor) -> Tensor:
+        return self.attended(attended) * torch.sigmoid(self.remembered(remembered))
+
+
+def memory_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+    """LMM."""
+    y, memory = parts.memory(parts.norm(x), state.get("memory"), mask=real_tokens(lengths, x.shape[1]))
+    return y, {"memory": memory}
+
+
+def attention_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+    y, attention = parts.attention(parts.norm(x), state.get("attention"), mask=real_tokens(lengths, x.shape[1]))
+    return y, {"attention": attention}
+
+
+def memory_as_layer(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+    """MAL: attention over the stream to which the memory has added."""
+    mask = real_tokens(lengths, x.shape[1])
+    remembered, memory = parts.memory(parts.norm(x), state.get("memory"), mask=mask)
+    attended, attention = parts.attention(parts.between(x + remembered), state.get("attention"), mask=mask)
+    return remembered + attended, {"memory": memory, "attention": attention}
+
+
+def memory_as_gate(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+    """MAG: both on the same input."""
+    x, mask = parts.norm(x), real_tokens(lengths, x.shape[1])
+    remembered, memory = parts.memory(x, state.get("memory"), mask=mask)
+    attended, attention = parts.attention(x, state.get("attention"), mask=mask)
+    return parts.union(attended, remembered), {"memory": memory, "attention": attention}
+
+
+def memory_as_context(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+    """MAC: by segments, each on its row's own grid.
+
+    Every token asks the memory as it was before the segment, `before`; attention sees these answers beside the tokens
+    of the segment; what it makes of both is memorised, and gated by what the memory then knows.
+    """
+    x = parts.norm(x)
+    live, before, looking = _before_the_call(parts, x, state)
+    outputs, starts, places = [], [0] * len(lengths), _Places(len(lengths), x.shape[1])
+    while True:
+        room = [parts.segment - n for n in looking.position]
+        counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
+        width = max(counts, default=0)
+        step, mask = take_rows(x, starts, width, counts), real_tokens(counts, width)
+        answers = parts.memory.recall(step, before)
+        before = parts.memory.asked(step, before, counts)
+        attended, looking = parts.attention(step, looking, beside=answers, mask=mask)
+        remembered, live = parts.memory(attended, live, mask=mask)
+        outputs.append(parts.union(attended, remembered))
+        places.add(starts, counts, width)
+        ended = [n == free for n, free in zip(counts, room, strict=True)]
+        before, looking = _choose_rows(ended, live, before), looking.restarted(ended)
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
+        if all(start == n for start, n in zip(starts, lengths, strict=True)):
+            break
+    return places.gather(torch.cat(outputs, dim=1)), {"memory": live, "before": before, "attention": looking}
+
+
+def _before_the_call(parts: Parts, x: Tensor, state: States) -> tuple[MemoryState, MemoryState, AttentionState]:
+    live, before, looking = (state.get(name) for name in ("memory", "before", "attention"))
+    if isinstance(live, MemoryState) and isinstance(before, MemoryState) and isinstance(looking, AttentionState):
+        return live, before, looking
+    nothing = x[:, :0]
+    _, live = parts.memory(nothing)
+    _, looking = parts.attention(nothing, beside=nothing)
+    return live, live, looking
+
+
+def _choose_rows(chosen: Sequence[bool], new: MemoryState, old: MemoryState) -> MemoryState:
+    """Rows of `new` where chosen, of `old` elsewhere."""
+    if all(chosen):
+        return new
+    if not any(chosen):
+        return old
+    position = tuple(a if choose else b for choose, a, b in zip(chosen, new.position, old.position, strict=True))
+
+    def choose(name: str) -> Tensor:
+        a, b = new.tensors[name], old.tensors[name]
+        if a.shape != b.shape:  # a leaf that grows with what was read, right-aligned
+            size = max(a.shape[1], b.shape[1])
+            a, b = (take_rows(leaf, [leaf.shape[1] - size] * leaf.shape[0], size) for leaf in (a, b))
+        return torch.where(torch.tensor(chosen, device=a.device).reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return new.updated({name: choose(name) for name in new.tensors}, position)
+
+
+class _Places:
+    """Where each token of the rows stands among the outputs of the steps, one after another."""
+
+    def __init__(self, rows: int, tokens: int) -> None:
+        self.places = torch.zeros(rows, tokens, dtype=torch.long)
+        self.offset = 0
+        self.in_order = True  # every row took part in every step in full
+
+    def add(self, starts: Sequence[int], counts: Sequence[int], width: int) -> None:
+        for row, (start, n) in enumerate(zip(starts, counts, strict=True)):
+            self.places[row, start : start + n] = torch.arange(self.offset, self.offset + n)
+            self.in_order &= n == width
+        self.offset += width
+
+    def gather(self, outputs: Tensor) -> Tensor:
+        if self.in_order and self.offset == self.places.shape[1]:
+            return outputs
+        rows = torch.arange(outputs.shape[0], device=outputs.device)[:, None]
+        return outputs[rows, self.places.to(outputs.device)]
+
+
+def real_tokens(lengths: Sequence[int], tokens: int) -> Tensor | None:
+    """The mask (B, T) of right-padded rows, on the host; None where nothing is padding."""
+    if all(n == tokens for n in lengths):
+        return None
+    return torch.arange(tokens) < torch.tensor(lengths)[:, None]
+
+
+class Mixer(NamedTuple):
+    run: Callable[[Parts, Tensor, States, Sequence[int]], tuple[Tensor, States]]
+    states: tuple[str, ...]  # of the parts; the first counts the tokens
+    memory: bool = False
+    attention: str | None = None  # "full", "window", or "segment", which has the memory's answers as a second source
+    between: bool = False
+    union: bool = False
+
+
+MIXERS: dict[str, Mixer] = {
+    "lmm": Mixer(memory_alone, ("memory",), memory=True),
+    "mal": Mixer(memory_as_layer, ("memory", "attention"), memory=True, attention="window", between=True),
+    "mag": Mixer(memory_as_gate, ("memory", "attention"), memory=True, attention="window", union=True),
+    "mac": Mixer(memory_as_context, ("memory", "before", "attention"), memory=True, attention="segment", union=True),
+    "full_attention": Mixer(attention_alone, ("attention",), attention="full"),
+    "sliding_attention": Mixer(attention_alone, ("attention",), attention="window"),
+}

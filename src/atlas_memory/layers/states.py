@@ -1,0 +1,116 @@
+"""What attention and whole blocks carry from call to call: immutable, batch-first, with the verbs of MemoryState."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops import MemoryState
+
+Rows = Tensor | Sequence[int]
+
+
+class Verbs:
+    """Everything that can be said once `map` is known."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with a function applied to every tensor."""
+
+    def detach(self) -> Self:
+        return self.map(Tensor.detach)
+
+    def clone(self) -> Self:
+        return self.map(Tensor.clone)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Device or dtype, as Tensor.to."""
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionState(Verbs):
+    """The keys and values that later tokens may still see, right-aligned, zeros before.
+
+    keys, values (B, N, S, H, D): N places, S sources of keys per place; keys are not rotated. position: tokens read per
+    row, of which the last N at most are kept.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        return len(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.keys, self.values))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> AttentionState:
+        return AttentionState(function(self.keys), function(self.values), self.position)
+
+    def select(self, rows: Rows) -> AttentionState:
+        """The state of these rows, in this order; rows may repeat (beam search)."""
+        indices = checked_rows(rows, self.batch)
+        chosen = self.map(lambda tensor: tensor.index_select(0, torch.tensor(indices, device=tensor.device)))
+        return dataclasses.replace(chosen, position=tuple(self.position[r] for r in indices))
+
+    def restarted(self, rows: Sequence[bool]) -> AttentionState:
+        """As if the marked rows had read nothing: what they keep is no longer visible."""
+        position = tuple(0 if restart else n for restart, n in zip(rows, self.position, strict=True))
+        return dataclasses.replace(self, position=position)
+
+    def check(self, batch: int, device: torch.device) -> None:
+        """Raise unless `batch` rows on `device` can go on from here."""
+        if self.batch != batch:
+            raise ValueError(f"state has {self.batch} rows, but the input has {batch}; use state.select(rows).")
+        if self.keys.device != device:
+            raise ValueError(f"state is on {self.keys.device}, the input on {device}; use state.to(...).")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockState(Verbs):
+    """The states of a block's parts, by name; the first part counts the tokens."""
+
+    parts: Mapping[str, MemoryState | AttentionState]
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """Tokens read, per row."""
+        return next(iter(self.parts.values())).position
+
+    @property
+    def batch(self) -> int:
+        return len(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())
+
+    def tensors(self) -> Iterator[Tensor]:
+        for part in self.parts.values():
+            yield from part.tensors.values() if isinstance(part, MemoryState) else (part.keys, part.values)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> BlockState:
+        return BlockState({name: part.map(function) for name, part in self.parts.items()})
+
+    def select(self, rows: Rows) -> BlockState:
+        """The state of these rows, in this order; rows may repeat (beam search)."""
+        indices = checked_rows(rows, self.batch)
+        return BlockState({name: part.select(indices) for name, part in self.parts.items()})
+
+
+def checked_rows(rows: Rows, batch: int) -> list[int]:
+    """Row numbers as host integers between 0 and the batch."""
+    indices = [int(r) for r in (rows.tolist() if isinstance(rows, Tensor) else rows)]
+    for r in indices:
+        if not -batch <= r < batch:
+            raise ValueError(f"rows={indices} must lie in a batch of {batch}.")
+    return [r % batch for r in indices]

@@ -1,0 +1,93 @@
+"""Reading more than fits: token ids of any number through a model, a step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
+
+from atlas_memory.models.cache import AtlasCache
+
+if TYPE_CHECKING:
+    from atlas_memory.models.modeling_atlas import AtlasModel
+
+TokenSource = Tensor | Iterable[int | Sequence[int] | Tensor]
+
+# Tokens per call: enough to use the machine, little enough for its memory.
+DEFAULT_STEP = 2048
+
+
+@torch.no_grad()
+def read(
+    model: AtlasModel,
+    tokens: TokenSource,
+    past_key_values: AtlasCache | None = None,
+    *,
+    step: int = DEFAULT_STEP,
+    progress: bool = True,
+) -> AtlasCache:
+    """See `AtlasModel.read`."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ValueError(f"step={step!r} must be a whole number of at least 1.")
+    cache = AtlasCache(len(model.layers)) if past_key_values is None else past_key_values
+    device = model.embed_tokens.weight.device
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        TextColumn("{task.completed:,} tokens"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not progress,
+    )
+    with bar:
+        task = bar.add_task("reading", total=_count(tokens))
+        for piece in _pieces(tokens, step):
+            model(input_ids=piece.to(device), past_key_values=cache, use_cache=True)
+            bar.advance(task, piece.shape[1])
+    return cache
+
+
+def _count(tokens: TokenSource) -> int | None:
+    """How many tokens there will be, where that is known."""
+    if isinstance(tokens, Tensor):
+        return tokens.shape[-1]
+    return len(tokens) if isinstance(tokens, list | tuple) and all(isinstance(t, int) for t in tokens) else None
+
+
+def _pieces(tokens: TokenSource, step: int) -> Iterator[Tensor]:
+    """Pieces (B, step) of the stream, the last one shorter."""
+    waiting: list[Tensor] = []
+    for part in [tokens] if isinstance(tokens, Tensor) else _gathered(tokens, step):
+        part = part if part.ndim == 2 else part.reshape(1, -1)
+        if waiting and waiting[0].shape[0] != part.shape[0]:
+            raise ValueError(f"tokens must keep their batch: {waiting[0].shape[0]} rows, then {part.shape[0]}.")
+        waiting.append(part)
+        if sum(piece.shape[1] for piece in waiting) >= step:
+            joined = torch.cat(waiting, dim=1)
+            whole = joined.shape[1] - joined.shape[1] % step
+            yield from joined[:, :whole].split(step, dim=1)
+            waiting = [joined[:, whole:]]
+    rest = torch.cat(waiting, dim=1) if waiting else None
+    if rest is not None and rest.shape[1]:
+        yield rest
+
+
+def _gathered(tokens: Iterable[Any], step: int) -> Iterator[Tensor]:
+    """Single ids by the step, pieces as they come; as tensors."""
+    single: list[int] = []
+    for part in tokens:
+        if isinstance(part, int):
+            single.append(part)
+            if len(single) < step:
+                continue
+        if single:
+            yield torch.tensor(single)
+            single = []
+        if not isinstance(part, int):
+            yield torch.as_tensor(part)
+    if single:
+        yield torch.tensor(single)
