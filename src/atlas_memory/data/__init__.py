@@ -1,0 +1,31 @@
+"""From files to batches: sources, tokenizers, a memory-mapped store, rows, and a loader that resumes exactly."""
+
+from atlas_memory.data.batch import IGNORED, Batch
+from atlas_memory.data.loader import Loader, make_loader
+from atlas_memory.data.options import DataConfig, RowsConfig, SourceConfig
+from atlas_memory.data.rows import PackedRows, Rows, SegmentRows, make_rows
+from atlas_memory.data.sources import Document, EmptySourceError, read_documents
+from atlas_memory.data.store import DamagedStoreError, Store, open_store
+from atlas_memory.data.tokenizers import load_tokenizer, train_tokenizer
+
+__all__ = [
+    "DataConfig",
+    "SourceConfig",
+    "RowsConfig",
+    "Document",
+    "read_documents",
+    "EmptySourceError",
+    "load_tokenizer",
+    "train_tokenizer",
+    "Store",
+    "open_store",
+    "DamagedStoreError",
+    "Rows",
+    "PackedRows",
+    "SegmentRows",
+    "make_rows",
+    "Batch",
+    "IGNORED",
+    "Loader",
+    "make_loader",
+]

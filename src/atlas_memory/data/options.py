@@ -1,0 +1,192 @@
+"""What can be chosen about data, as frozen dataclasses whose errors name the field: a recipe holds one DataConfig."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SOURCE_KINDS = ("builtin", "text", "jsonl", "datasets")
+SPLITS = ("train", "validation", "all")
+# What a folder is searched for when no suffixes are given: prose, markup and code, all of it plain text.
+_SUFFIXES = """
+    .txt .text .md .markdown .rst .tex .html .xml .json .yaml .yml .toml .ini .cfg .csv .tsv .sql .sh .py .pyi .ipynb
+    .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .scala .js .jsx .ts .tsx .css .rb .php .pl .lua .jl .r .swift
+    .hs .ml .lean .v .asm .cmake
+"""
+TEXT_SUFFIXES = tuple(_SUFFIXES.split())
+_SEEDS = 2**32  # numpy's frozen generator takes 32-bit words
+
+
+def check_whole(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        hint = ", or None" if optional else ""
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}{hint}.")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not a choice; allowed: {', '.join(allowed)}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+
+
+def check_text(name: str, value: Any, *, optional: bool = False) -> None:
+    if not (optional and value is None) and not (isinstance(value, str) and value):
+        raise ValueError(f"{name}={value!r} must be a word or a path{', or None' if optional else ''}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """Where documents come from.
+
+    kind: `builtin`, the standard library of the running Python; `text`, one document a file; `jsonl`, one a line;
+    `datasets`, one a row of a Hugging Face dataset, from local files or from the hub.
+    """
+
+    kind: str = "builtin"
+    path: str | None = None  # file, folder or glob; datasets: also a name on the hub
+    field: str = "text"  # jsonl, datasets: which field holds the text
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES  # text: what to take from a folder
+    encoding_errors: str = "strict"  # text, jsonl: bytes that are not UTF-8 are an error, or replaced by U+FFFD
+    subset: str | None = None  # datasets: a configuration of the dataset
+    split: str = "train"  # datasets
+    revision: str | None = None  # datasets: a commit or tag on the hub
+    streaming: bool = False  # datasets: read rows as they come, without a copy of the whole
+    limit: int | None = None  # documents at most
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, SOURCE_KINDS)
+        check_text("path", self.path, optional=True)
+        if self.kind == "builtin" and self.path is not None:
+            raise ValueError(f"path={self.path!r} has no meaning for kind='builtin'; it must be None.")
+        if self.kind != "builtin" and self.path is None:
+            raise ValueError(f"path=None must be given for kind={self.kind!r}: a file, a folder or a glob.")
+        for name in ("field", "split"):
+            check_text(name, getattr(self, name))
+        for name in ("subset", "revision"):
+            check_text(name, getattr(self, name), optional=True)
+        check_choice("encoding_errors", self.encoding_errors, ("strict", "replace"))
+        object.__setattr__(self, "suffixes", _checked_suffixes(self.suffixes))
+        check_flag("streaming", self.streaming)
+        check_whole("limit", self.limit, optional=True)
+
+    @classmethod
+    def parse(cls, words: str, **fields: Any) -> SourceConfig:
+        """`builtin`, `kind:path`, or a path alone, whose kind is read off its name."""
+        kind, colon, path = words.partition(":")
+        if kind in SOURCE_KINDS and (colon or kind == "builtin"):
+            return cls(kind=kind, path=path or None, **fields)
+        if kind in SOURCE_KINDS:
+            raise ValueError(f"source={words!r} needs a path: {kind}:PATH.")
+        if words.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+            return cls(kind="jsonl", path=words, **fields)
+        if Path(words).exists() or any(sign in words for sign in "*?["):
+            return cls(kind="text", path=words, **fields)
+        raise ValueError(
+            f"source={words!r} must be builtin, text:PATH, jsonl:PATH, datasets:NAME, or the path of a file, "
+            "a folder or a glob that exists."
+        )
+
+
+def _checked_suffixes(suffixes: Any) -> tuple[str, ...]:
+    given = tuple(suffixes) if isinstance(suffixes, list | tuple) else ()
+    if not given or not all(isinstance(suffix, str) and suffix.startswith(".") for suffix in given):
+        raise ValueError(f"suffixes={suffixes!r} must be one or more endings with their dot, such as ['.txt', '.md'].")
+    return given
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsConfig:
+    """How documents become rows.
+
+    kind: `packed`, documents one after another, cut into full rows; `segments`, each row of the batch reads one
+    document over as many batches as it takes. lengths: a curriculum, ((batch index, row length), ...): from that batch
+    on, rows have that length.
+    """
+
+    kind: str = "packed"
+    batch: int = 8  # rows of the global batch, over all ranks
+    length: int = 512  # tokens of a row
+    lengths: tuple[tuple[int, int], ...] = ()
+    boundaries: str = "reset"  # packed: the memory forgets at the start of a document, or carries over it
+    minimum_tokens: int = 1  # segments: shorter documents are left out
+    shuffle: bool = True
+    seed: int = 0
+    epochs: int | None = None  # passes over the documents; None: without end
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("packed", "segments"))
+        for name in ("batch", "length", "minimum_tokens"):
+            check_whole(name, getattr(self, name))
+        check_choice("boundaries", self.boundaries, ("reset", "carry"))
+        check_flag("shuffle", self.shuffle)
+        check_whole("seed", self.seed, least=0)
+        if self.seed >= _SEEDS:
+            raise ValueError(f"seed={self.seed} must be less than 2**32.")
+        check_whole("epochs", self.epochs, optional=True)
+        object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+
+    def length_at(self, batch: int) -> int:
+        """Tokens of a row of the global batch of this index."""
+        length = self.length
+        for begin, later in self.lengths:
+            if begin > batch:
+                break
+            length = later
+        return length
+
+
+def _checked_lengths(lengths: Any) -> tuple[tuple[int, int], ...]:
+    accepted = f"lengths={lengths!r} must be pairs (batch index, row length) with rising indices."
+    try:
+        pairs = tuple((begin, length) for begin, length in lengths)
+    except (TypeError, ValueError) as error:
+        raise ValueError(accepted) from error
+    for begin, length in pairs:
+        check_whole("batch index in lengths", begin, least=0)
+        check_whole("row length in lengths", length)
+    begins = [begin for begin, _ in pairs]
+    if begins != sorted(set(begins)):
+        raise ValueError(accepted)
+    return pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Everything between files and batches.
+
+    validation: the share of documents held out, spread evenly over the source. cache: a folder; None for the user's
+    own cache folder.
+    """
+
+    source: SourceConfig = dataclasses.field(default_factory=SourceConfig)
+    tokenizer: str = "bytes"  # bytes, a folder, or a name on the hub
+    rows: RowsConfig = dataclasses.field(default_factory=RowsConfig)
+    validation: float = 0.05
+    cache: str | None = None
+    tokenizing_workers: int = 0  # processes that tokenise; 0: this one
+    loading_workers: int = 0  # processes that prepare batches; 0: this one
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("source", SourceConfig), ("rows", RowsConfig)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}.")
+        check_text("tokenizer", self.tokenizer)
+        check_share("validation", self.validation)
+        check_text("cache", self.cache, optional=True)
+        for name in ("tokenizing_workers", "loading_workers"):
+            check_whole(name, getattr(self, name), least=0)
+        check_flag("pin_memory", self.pin_memory)
+
+
+def check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name}={value!r} must be a number of at least 0 and less than 1.")

@@ -1,0 +1,280 @@
+"""Documents → rows of training batches, the same ones for any number of ranks, from any point on.
+
+A `Rows` object stands before one global batch. `read` gives a rank its rows of it, `advance` goes to the next, and
+`state_dict` is all it takes to stand there again. Shapes: R rows of a rank, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from atlas_memory.data.batch import IGNORED, Batch
+from atlas_memory.data.options import RowsConfig, check_whole
+from atlas_memory.data.order import DocumentOrder
+from atlas_memory.data.store import Store
+
+
+class Row(NamedTuple):
+    """Tokens of one row, at most T of them, and what follows each."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    starts: np.ndarray
+
+
+class Rows(abc.ABC):
+    """What both ways share: lengths, ranks, and the frame of the state."""
+
+    packed: bool
+
+    def __init__(self, store: Store, config: RowsConfig, minimum_tokens: int = 1) -> None:
+        self.store, self.config = store, config
+        self.document_lengths = np.diff(store.offsets)
+        documents = np.flatnonzero(self.document_lengths >= minimum_tokens)
+        if not len(documents):
+            longest = int(self.document_lengths.max())
+            raise ValueError(f"minimum_tokens={minimum_tokens} leaves no document; the longest has {longest} tokens.")
+        self.order = DocumentOrder(documents, self.document_lengths, config.seed, config.shuffle)
+        self.index = 0  # of the next global batch
+        self._set_length: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row of the next batch."""
+        return self._set_length or self.config.length_at(self.index)
+
+    def set_length(self, length: int | None) -> None:
+        """From the next batch on, rows have this length; None: as the configuration says."""
+        check_whole("length", length, optional=True)
+        self._set_length = length
+
+    @property
+    @abc.abstractmethod
+    def epochs_read(self) -> float:
+        """Passes over the documents so far."""
+
+    @property
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether all epochs are read; never, if their number is not given."""
+
+    def read(self, rank: int = 0, world: int = 1) -> Batch:
+        """Rows rank, rank + world, ... of the next global batch. Reading moves nothing."""
+        check_ranks(rank, world, self.config.batch)
+        if self.done:
+            raise ValueError(f"all {self.config.epochs} epochs are read.")
+        rows = [self._row(row) for row in range(rank, self.config.batch, world)]
+        shape = (len(rows), self.length)
+        input_ids, targets = np.full(shape, self.store.pad, np.int64), np.full(shape, IGNORED, np.int64)
+        mask, starts = np.zeros(shape, bool), np.zeros(shape, bool)
+        for place, row in enumerate(rows):
+            real = len(row.tokens)
+            input_ids[place, :real], targets[place, :real] = row.tokens, row.targets
+            mask[place, :real], starts[place, :real] = True, row.starts
+        return Batch(
+            input_ids=torch.from_numpy(input_ids),
+            targets=torch.from_numpy(targets),
+            mask=torch.from_numpy(mask),
+            starts=torch.from_numpy(starts),
+            packed=self.packed,
+            index=self.index,
+            target_count=self._target_count(),
+        )
+
+    def advance(self) -> None:
+        """Go on to the next global batch."""
+        self._advance()
+        self.index += 1
+
+    @abc.abstractmethod
+    def _row(self, row: int) -> Row:
+        """One row of the next global batch."""
+
+    @abc.abstractmethod
+    def _target_count(self) -> int:
+        """Targets of the next global batch."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None: ...
+
+    @abc.abstractmethod
+    def _place(self) -> dict[str, Any]:
+        """Where reading stands, in plain numbers and lists."""
+
+    @abc.abstractmethod
+    def _go_to(self, place: dict[str, Any]) -> None: ...
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a place to mean the same."""
+        config = self.config
+        return {"kind": config.kind, "seed": config.seed, "shuffle": config.shuffle, "data": self.store.digest}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Small and plain, the same on every rank; can be written as JSON."""
+        frame = {"identity": self._identity(), "index": self.index, "set_length": self._set_length}
+        return {**frame, "place": self._place()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand where `state_dict` was taken, whatever the number of ranks was."""
+        missing = {"identity", "index", "set_length", "place"} - set(state)
+        if missing:
+            raise ValueError(f"state has no {', '.join(sorted(missing))}; it must come from state_dict().")
+        mine, theirs = self._identity(), state["identity"]
+        different = [name for name in mine if theirs.get(name) != mine[name]]
+        if different:
+            listed = ", ".join(f"{name}: {theirs.get(name)!r} != {mine[name]!r}" for name in different)
+            raise ValueError(f"state is of other rows than these: {listed}.")
+        self.index = int(state["index"])
+        self.set_length(state["set_length"])
+        self._go_to(state["place"])
+
+
+class PackedRows(Rows):
+    """Documents one after another, epoch after epoch, cut into rows without a gap: no token is ever left out.
+
+    boundaries='reset': memories start empty at each document, and no target asks for the first token of the next one.
+    boundaries='carry': a row is one sequence whatever documents it holds, and the next document is a target too.
+    """
+
+    def __init__(self, store: Store, config: RowsConfig) -> None:
+        super().__init__(store, config)
+        self.resets = config.boundaries == "reset"
+        self.packed = self.resets
+        self.position = 0  # tokens read before the next batch
+        self._end = None if config.epochs is None else config.epochs * self.order.tokens
+
+    @property
+    def epochs_read(self) -> float:
+        return self.position / self.order.tokens
+
+    @property
+    def done(self) -> bool:
+        return self._end is not None and self.position >= self._end
+
+    def _clipped(self, position: int) -> int:
+        return position if self._end is None else min(position, self._end)
+
+    def _row(self, row: int) -> Row:
+        begin = self._clipped(self.position + row * self.length)
+        end = self._clipped(begin + self.length)
+        tokens, first = self._span(begin, self._clipped(end + 1))  # one more: the last token has a target too
+        targets = np.full(end - begin, IGNORED, np.int64)
+        targets[: len(tokens) - 1] = np.where(first[1:] & self.resets, IGNORED, tokens[1:])
+        starts = first[: end - begin] & self.resets
+        starts[:1] = True  # a row starts empty wherever its document began
+        return Row(tokens[: end - begin], targets, starts)
+
+    def _span(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the stream, and which of them are the first of a document."""
+        tokens, first = np.empty(end - begin, np.int64), np.zeros(end - begin, bool)
+        filled = 0
+        while filled < len(tokens):
+            document, place = self.order.place(begin + filled)
+            piece = self.store.document(document)[place : place + len(tokens) - filled]
+            tokens[filled : filled + len(piece)] = piece
+            first[filled] = place == 0
+            filled += len(piece)
+        return tokens, first
+
+    def _target_count(self) -> int:
+        end = self._clipped(self.position + self.config.batch * self.length)
+        if self.resets:  # every token but the last of each document
+            return end - self.position - (self.order.finished(end) - self.order.finished(self.position))
+        return end - self.position - (end == self._end)
+
+    def _advance(self) -> None:
+        self.position += self.config.batch * self.length
+
+    def _place(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def _go_to(self, place: dict[str, Any]) -> None:
+        self.position = int(place["position"])
+
+
+class SegmentRows(Rows):
+    """Long documents as long documents: each row of the batch reads one, a segment a batch, then takes the next.
+
+    A row that is not `fresh` goes on where the same row of the batch before ended: carry its state, detached. The last
+    segment of a document is padded. With a number of epochs, rows for which no document is left are all padding.
+    """
+
+    packed = False
+    _NONE = -1
+
+    def __init__(self, store: Store, config: RowsConfig) -> None:
+        super().__init__(store, config, config.minimum_tokens)
+        self._end = None if config.epochs is None else config.epochs * self.order.count
+        self._taken = 0  # documents given to rows so far
+        self._documents = np.array([self._take() for _ in range(config.batch)])  # (batch,) what each row reads
+        self._offsets = np.zeros(config.batch, np.int64)  # (batch,) where in it
+
+    def _take(self) -> int:
+        if self._taken == self._end:
+            return self._NONE
+        self._taken += 1
+        return self.order.document(self._taken - 1)
+
+    @property
+    def epochs_read(self) -> float:
+        """Counts a document when it is begun."""
+        return self._taken / self.order.count
+
+    @property
+    def done(self) -> bool:
+        return bool((self._documents == self._NONE).all())
+
+    def _row(self, row: int) -> Row:
+        document, begin = int(self._documents[row]), int(self._offsets[row])
+        whole = self.store.document(document) if document != self._NONE else np.empty(0, np.int64)
+        tokens = whole[begin : begin + self.length]
+        targets = np.full(len(tokens), IGNORED, np.int64)
+        after = whole[begin + 1 : begin + self.length + 1]
+        targets[: len(after)] = after
+        starts = np.zeros(len(tokens), bool)
+        starts[:1] = begin == 0
+        return Row(tokens, targets, starts)
+
+    def _left(self) -> np.ndarray:
+        """(batch,) tokens of each row's document that are still to be read."""
+        reading = self._documents != self._NONE
+        return np.where(reading, self.document_lengths[self._documents] - self._offsets, 0)
+
+    def _target_count(self) -> int:
+        return int(np.minimum(self.length, np.maximum(self._left() - 1, 0)).sum())
+
+    def _advance(self) -> None:
+        finished = self._left() <= self.length
+        offsets, documents = self._offsets + self.length, self._documents.copy()
+        for row in np.flatnonzero(finished):
+            documents[row], offsets[row] = self._take(), 0
+        self._offsets, self._documents = offsets, documents
+
+    def _identity(self) -> dict[str, Any]:
+        fixed = {"batch": self.config.batch, "minimum_tokens": self.config.minimum_tokens}
+        return {**super()._identity(), **fixed}
+
+    def _place(self) -> dict[str, Any]:
+        return {"taken": self._taken, "documents": self._documents.tolist(), "offsets": self._offsets.tolist()}
+
+    def _go_to(self, place: dict[str, Any]) -> None:
+        self._taken = int(place["taken"])
+        self._documents, self._offsets = np.array(place["documents"]), np.array(place["offsets"])
+
+
+_KINDS: dict[str, type[PackedRows] | type[SegmentRows]] = {"packed": PackedRows, "segments": SegmentRows}
+
+
+def make_rows(store: Store, config: RowsConfig) -> Rows:
+    return _KINDS[config.kind](store, config)
+
+
+def check_ranks(rank: int, world: int, batch: int) -> None:
+    check_whole("rank", rank, least=0)
+    check_whole("world", world)
+    if rank >= world or world > batch:
+        raise ValueError(f"rank={rank}, world={world}: rank must be less than world, and world at most batch={batch}.")
