@@ -37,10 +37,9 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for path, module in model.named_modules():
         inherited = _kind_below(module)
-        parameters = module.named_parameters(path, recurse=inherited is not None)
-        for name, parameter in parameters:
-            if parameter.requires_grad:
-                kinds.setdefault(name, inherited or _own_kind(module, name, parameter))
+        for name, parameter in module.named_parameters(path, recurse=inherited is not None):
+            if parameter.requires_grad and name not in kinds:
+                kinds[name] = inherited or _own_kind(module, name, parameter)
     # A tied head is met as the embedding only: keep the names that the model itself gives.
     return {name: kinds[name] for name, parameter in model.named_parameters() if parameter.requires_grad}
 
