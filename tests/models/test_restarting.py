@@ -24,6 +24,8 @@ def test_restarted_rows_are_fresh_and_the_others_go_on(preset: str, backbone: st
 def test_gradients_reach_the_beginning_of_restarted_rows() -> None:
     model = small_model(backbone="lmm", preset="titans").train()
     cache = model.read(token_ids(2, 5), progress=False).detach()
-    model(input_ids=token_ids(2, 5), past_key_values=model.model.restarted(cache, [True, False])).logits.sum().backward()
+    model(
+        input_ids=token_ids(2, 5), past_key_values=model.model.restarted(cache, [True, False])
+    ).logits.sum().backward()
     for layer in model.model.blocks:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.memory.initial.parameters())

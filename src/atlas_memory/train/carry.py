@@ -1,4 +1,4 @@
-"""Carried states as files: the rows of all ranks can be put together again, and shared out to another number of them."""
+"""Carried states as files, one a rank: put together again, and shared out to any number of ranks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import load_model
+from safetensors.torch import load_model, save_model
 
 from atlas_memory.data.folders import replace_folder, unfinished
 from atlas_memory.train import carry
@@ -78,9 +78,7 @@ class Checkpoints:
 
     def save(self, learner: Learner, progress: Progress) -> Path:
         """Called by all ranks. Afterwards only the newest ones and the best are kept."""
-        progress = dataclasses.replace(
-            progress, processes=self.accelerator.num_processes, carried=bool(learner.caches)
-        )
+        progress = dataclasses.replace(progress, processes=self.accelerator.num_processes, carried=bool(learner.caches))
         target = self.folder / f"step-{progress.step:08d}"
         if self.accelerator.is_main_process:
             with replace_folder(target) as temporary:
@@ -100,7 +98,9 @@ class Checkpoints:
     def _prune(self, progress: Progress) -> None:
         existing = self.all()
         steps = {path: int(path.name.removeprefix("step-")) for path in existing}
-        losses = {path: progress.validation[str(step)] for path, step in steps.items() if str(step) in progress.validation}
+        losses = {
+            path: progress.validation[str(step)] for path, step in steps.items() if str(step) in progress.validation
+        }
         kept = {*existing[-self.keep :], *([min(losses, key=lambda path: losses[path])] if losses else [])}
         for path in existing:
             if path not in kept:
@@ -131,7 +131,9 @@ def verify(path: Path) -> None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: its {_MANIFEST} cannot be read ({error}).") from error
+        raise DamagedCheckpointError(
+            f"checkpoint {path} is damaged: its {_MANIFEST} cannot be read ({error})."
+        ) from error
     if manifest.get("format") != FORMAT:
         raise DamagedCheckpointError(f"checkpoint {path} has format {manifest.get('format')!r}; accepted: {FORMAT}.")
     for name, expected in files.items():
@@ -171,7 +173,8 @@ def restore_random_numbers(state: dict[str, Any]) -> None:
 
 
 def _write_shared(folder: Path, learner: Learner, progress: Progress) -> None:
-    learner.model.save_pretrained(folder)
+    learner.model.config.save_pretrained(folder)
+    save_model(learner.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
     for place, optimizer in enumerate(learner.optimizers):
         torch.save(optimizer.state_dict(), folder / f"optimizer-{place}.pt")
     (folder / "progress.json").write_text(json.dumps(dataclasses.asdict(progress)), encoding="utf-8")

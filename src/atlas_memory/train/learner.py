@@ -41,7 +41,10 @@ class Reader(nn.Module):
         if cache is not None and any(fresh):
             started = all(fresh) or cache.layers[0].state is None
             cache = AtlasCache(len(cache.layers)) if started else self.model.model.restarted(cache, fresh)
-        with watched(self.model) if watch else contextlib.nullcontext([]) as monitors:
+        watching: contextlib.AbstractContextManager[list[Monitors]] = (
+            watched(self.model) if watch else contextlib.nullcontext([])
+        )
+        with watching as monitors:
             outputs = self.model(
                 **inputs, past_key_values=cache, use_cache=cache is not None, num_items_in_batch=divisor
             )
@@ -84,7 +87,10 @@ def summary(monitors: Sequence[Monitors]) -> dict[str, float]:
     if limits:
         shown["limited"] = float((torch.cat(limits) < 1).float().mean())
     if norms:
-        shown["memory_norm"], shown["largest_memory_norm"] = float(torch.cat(norms).mean()), float(torch.cat(norms).max())
+        shown["memory_norm"], shown["largest_memory_norm"] = (
+            float(torch.cat(norms).mean()),
+            float(torch.cat(norms).max()),
+        )
     if surprises:
         shown["surprise"] = float(torch.cat(surprises).mean())
     return shown

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 from transformers import PreTrainedTokenizerBase
 
 from atlas_memory.data import DataConfig, Loader, load_tokenizer, make_loader, read_documents, train_tokenizer
@@ -47,7 +47,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
         cpu=not torch.cuda.is_available(),
         mixed_precision=_PRECISIONS[recipe.loop.precision],
         log_with=trackers(recipe) or None,
-        project_dir=out,
+        project_config=ProjectConfiguration(str(out), str(out / "tensorboard")),
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     _check_folder(out, resume)
@@ -204,7 +204,7 @@ class _Run:
             raise DivergedError(
                 f"{in_a_row} steps in a row had a loss or gradient that is not finite (loop.patience={patience}); "
                 f"stopped at step {self.progress.step}. The last monitors: {seen}. "
-                "A smaller optimizer.lr or a longer schedule.warmup may help; --resume goes on from the last checkpoint."
+                "A smaller optimizer.lr or a longer schedule.warmup may help; --resume goes on from a checkpoint."
             )
 
     def _validate(self) -> float:

@@ -17,7 +17,11 @@ from atlas_memory.train.recipe import MODEL_FIELDS, Recipe, Section, UnknownFiel
 
 Location = tuple[str | int, ...]
 # What a step of a location can lead to, where it is not a section of the recipe.
-_DATACLASSES = {("data",): DataConfig, ("data", "source"): SourceConfig, ("data", "rows"): RowsConfig}
+_DATACLASSES: dict[Location, Any] = {
+    ("data",): DataConfig,
+    ("data", "source"): SourceConfig,
+    ("data", "rows"): RowsConfig,
+}
 
 
 class RecipeError(ValueError):
@@ -59,15 +63,15 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(field, old, new) of every field that differs between two resolved recipes."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = dict(leaves(old)), dict(leaves(new))
     fields = dict.fromkeys([*before, *after])
     return [(f, before.get(f), after.get(f)) for f in fields if before.get(f) != after.get(f)]
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
@@ -186,7 +190,7 @@ def _fields_of(location: Location) -> list[str]:
     if location == ("model",):
         return list(MODEL_FIELDS)
     if location in _DATACLASSES:
-        return list(_DATACLASSES[location].__dataclass_fields__)  # type: ignore[index]
+        return list(_DATACLASSES[location].__dataclass_fields__)
     section: type[Section] = Recipe
     for step in location:
         kind = section.model_fields[str(step)].annotation

@@ -63,7 +63,7 @@ class Records:
             accelerator.init_trackers(run.name, config=flat)
         self._bar = Progress(
             TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),

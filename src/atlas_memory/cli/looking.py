@@ -1,26 +1,19 @@
-"""The command line: parses, calls, prints."""
+"""What there is: a demonstration, the presets, what a model costs."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atlas_memory.cli.application import app, console
 from atlas_memory.demonstration import read_stream
 from atlas_memory.models.accounting import SIZES, account, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES, AtlasConfig
 from atlas_memory.spec import presets
-from atlas_memory.tasks import paper
-
-app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
-evaluations = typer.Typer(help="Measure a saved model.", no_args_is_help=True)
-app.add_typer(evaluations, name="eval")
-console = Console()
 
 
 @app.command()
@@ -65,48 +58,6 @@ def list_presets() -> None:
     for name, spec in presets.items():
         table.add_row(name, *(str(getattr(spec, field)) for field in fields))
     console.print(table)
-
-
-@evaluations.command("paper")
-def evaluate_paper(
-    model: Annotated[Path, typer.Option(help="Folder written by save_pretrained: the model and its tokenizer.")],
-    group: Annotated[str, typer.Option(help=f"One of {', '.join((*paper.GROUPS, paper.ALL))}.")] = paper.ALL,
-    data: Annotated[Path | None, typer.Option(help="Folder of <task>.jsonl files; without it, the hub.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Rows per task; all of them unless given.")] = None,
-    batch_size: Annotated[str, typer.Option(help="A number, or auto.")] = "1",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; a GPU if there is one.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Longest input in tokens; else as the model says.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the scores.")] = None,
-) -> None:
-    """The ATLAS paper's evaluation: language modelling and common sense, and recall from a document.
-
-    Example: atlas-memory eval paper --model my-model --group recall --out scores.json
-    """
-    try:
-        if out is not None:
-            paper.check_output(out)
-        report = paper.evaluate(paper.Request(model, group, data, limit, batch_size, device, max_length))
-    except paper.EvaluationError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(code=2) from error
-    console.print(_score_table(report))
-    if report.left_out:
-        console.print(f"No file in {data} for: {', '.join(report.left_out)}.", markup=False)
-    if out is not None:  # last: where the disk is full, the table has been seen
-        paper.write_json(out, report.to_dict())
-
-
-def _score_table(report: paper.Report) -> Table:
-    table = Table("task", "metric", "score", "± error", "rows", title=f"Scores of {report.model}")
-    averages = report.averages()
-    for group in paper.GROUPS:
-        for score in (score for score in report.scores if score.group == group):
-            error = "" if score.standard_error is None else f"{score.standard_error:.4g}"
-            table.add_row(score.task, score.metric, f"{score.value:.4g}", error, f"{score.rows:,}")
-        if group in averages:
-            table.add_row(f"{group}: average", "accuracy", f"{averages[group]:.4g}", "", "", style="bold")
-        table.add_section()
-    return table
 
 
 @app.command()
