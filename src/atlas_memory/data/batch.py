@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 IGNORED = -100
+_FOR_DEVICES = ("input_ids", "targets")
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Rows of token ids, and what a model may do with them.
+
+    mask and starts decide shapes and schedules: they stay on the host when the batch goes to a device.
 
     targets are the tokens to predict, already shifted: targets[r, t] is what follows input_ids[r, t], also where that
     is the first token of the next row or segment; IGNORED where nothing may be asked.
@@ -56,7 +60,7 @@ class Batch:
         """Arguments of a causal language model of transformers.
 
         Packed rows become one row (1, R·T) with `cu_seqlens`; other rows stay (R, T) and have a mask if they need one.
-        `shift_labels` is what the loss uses; `labels` asks for one.
+        `shift_labels` is what the loss uses; `labels` asks for one. Masks and bounds are on the host.
         """
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "labels": self.labels, "shift_labels": self.targets}
         if self.packed:
@@ -66,14 +70,15 @@ class Batch:
     def split(self, rows: int) -> Iterator[Batch]:
         """Micro-batches of at most `rows` rows."""
         for begin in range(0, len(self.input_ids), rows):
-            yield self._each(lambda x, begin=begin: x[begin : begin + rows])
+            cut = slice(begin, begin + rows)
+            yield self._each((*_FOR_DEVICES, "mask", "starts"), operator.itemgetter(cut))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        return self._each(lambda x: x.to(device, non_blocking=non_blocking))
+        return self._each(_FOR_DEVICES, lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return self._each(lambda x: x.pin_memory())
+        return self._each(_FOR_DEVICES, lambda x: x.pin_memory())
 
-    def _each(self, change: Any) -> Batch:
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return dataclasses.replace(self, **{name: change(x) for name, x in tensors.items()})
+    def _each(self, names: Sequence[str], change: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **changed)

@@ -35,25 +35,29 @@ def sources() -> Iterator[tuple[str, str]]:
 def documentation() -> Iterator[tuple[str, str]]:
     """(text, name) of every module compiled into the interpreter: their documentation is in no source file."""
     for name in sorted(sys.builtin_module_names):
-        module = importlib.import_module(name)
-        yield "\n\n".join(_entries(module, name)) + "\n", f"{name} (documentation)"
+        entries = list(_entries(importlib.import_module(name), name))
+        if entries:
+            yield "\n\n".join(entries) + "\n", f"{name} (documentation)"
 
 
 def _entries(thing: Any, name: str) -> Iterator[str]:
-    text = inspect.cleandoc(documented) if isinstance(documented := _own(thing).get("__doc__"), str) else ""
-    if text:
-        yield f"{name}\n{'=' * len(name)}\n{text}"
-    for member, value in sorted(_own(thing).items()):
-        if member.startswith("_") or inspect.ismodule(value):
+    """What a module or class says about itself and its public members, in alphabetical order."""
+    members = dict(vars(thing))
+    if isinstance(members.get("__doc__"), str):
+        yield f"{name}\n{'=' * len(name)}\n{inspect.cleandoc(members['__doc__'])}"
+    for member, value in sorted(members.items()):
+        if member.startswith("_") or _written_in_python(value):
             continue
         if inspect.isclass(value) and inspect.ismodule(thing):
             yield from _entries(value, f"{name}.{member}")
-        elif callable(value) and isinstance(getattr(value, "__doc__", None), str):
+        elif inspect.isroutine(value) and isinstance(value.__doc__, str):
             yield f"{name}.{member}\n{inspect.cleandoc(value.__doc__)}"
 
 
-def _own(thing: Any) -> dict[str, Any]:
-    return dict(vars(thing))
+def _written_in_python(thing: Any) -> bool:
+    """What a running program has put into a compiled module is no part of the corpus."""
+    members = vars(thing).values() if inspect.isclass(thing) else [thing]
+    return any(inspect.isfunction(member) for member in members)
 
 
 def _root() -> Path:

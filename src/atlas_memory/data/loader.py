@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from atlas_memory.data.batch import Batch
 from atlas_memory.data.options import DataConfig, check_whole
 from atlas_memory.data.rows import Rows, check_ranks, make_rows
-from atlas_memory.data.store import open_store
+from atlas_memory.data.store import Store, open_store
 
 _Numbered = tuple[Batch, dict[str, Any]]
 
@@ -45,7 +45,7 @@ class Loader(Iterator[Batch]):
             _Stream(self._rows_here(), self._rank, self._world),
             batch_size=None,
             num_workers=self._workers,
-            pin_memory=self._pin_memory,
+            pin_memory=self._pin_memory and torch.accelerator.is_available(),
             collate_fn=_unchanged,
             # Its own: making an iterator draws a number, and must not move the training's random numbers.
             generator=torch.Generator(),
@@ -55,6 +55,11 @@ class Loader(Iterator[Batch]):
         rows = copy.copy(self._rows)
         rows.load_state_dict(self._state)
         return rows
+
+    @property
+    def store(self) -> Store:
+        """Where the tokens come from: `store.vocabulary`, `store.token_count`."""
+        return self._rows.store
 
     @property
     def length(self) -> int:

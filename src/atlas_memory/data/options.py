@@ -132,6 +132,13 @@ class RowsConfig:
             raise ValueError(f"seed={self.seed} must be less than 2**32.")
         check_whole("epochs", self.epochs, optional=True)
         object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+        if self.kind == "packed" and self.minimum_tokens != 1:
+            raise ValueError(f"minimum_tokens={self.minimum_tokens} needs kind='segments'; packing takes all.")
+        if self.kind == "segments" and self.boundaries != "reset":
+            raise ValueError(
+                f"boundaries={self.boundaries!r} needs kind='packed'; a segment holds one document, and its row says "
+                "whether it is `fresh`."
+            )
 
     def length_at(self, batch: int) -> int:
         """Tokens of a row of the global batch of this index."""

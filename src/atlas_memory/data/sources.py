@@ -83,10 +83,10 @@ class _Files:
 
     def __init__(self, config: SourceConfig) -> None:
         self.config, self.path = config, str(config.path)
-        self.root = Path(self.path) if Path(self.path).is_dir() else Path()
+        self.root = Path(self.path) if Path(self.path).is_dir() else None
         self.files = self._find()
         if not self.files:
-            among = f" ending in {' '.join(self.suffixes)}" if self.root != Path() else ""
+            among = f" ending in {' '.join(self.suffixes)}" if self.root is not None else ""
             raise EmptySourceError(f"path={self.path!r} matches no file{among}; accepted: a file, a folder or a glob.")
 
     def _find(self) -> list[Path]:
@@ -102,7 +102,7 @@ class _Files:
         return not hidden and file.name.lower().endswith(self.suffixes)
 
     def _name(self, file: Path) -> str:
-        return file.relative_to(self.root).as_posix()
+        return (file if self.root is None else file.relative_to(self.root)).as_posix()
 
     def description(self) -> dict[str, Any]:
         return {"kind": self.config.kind, "field": self.config.field, "files": _stamps(self.files)}

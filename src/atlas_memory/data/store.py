@@ -47,12 +47,12 @@ class Store:
     @functools.cached_property
     def tokens(self) -> np.ndarray:
         """All documents, one after another, each with its end token."""
-        return np.memmap(self.folder / _TOKENS, np.dtype(self.manifest["dtype"]), mode="r")
+        return _plain(np.memmap(self.folder / _TOKENS, np.dtype(self.manifest["dtype"]), mode="r"))
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """(N + 1,) where each document begins, and where the last one ends."""
-        return np.load(self.folder / _OFFSETS, mmap_mode="r")
+        return _plain(np.load(self.folder / _OFFSETS, mmap_mode="r"))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -108,6 +108,9 @@ def open_store(config: DataConfig, split: str = "train", *, progress: bool = Tru
     Of several processes that ask at once, one tokenises and the others wait for it.
     """
     check_choice("split", split, SPLITS)
+    cache = cache_folder(config.cache)
+    if config.source.path and cache.resolve().is_relative_to(Path(config.source.path).resolve()):
+        raise ValueError(f"cache={str(cache)!r} lies in the source folder, and would be read as text; choose another.")
     encoder = Encoder(load_tokenizer(config.tokenizer))
     ingredients = {
         "format": FORMAT,
@@ -123,13 +126,14 @@ def open_store(config: DataConfig, split: str = "train", *, progress: bool = Tru
         texts = (document.text for document in read_documents(config.source, split, config.validation))
         write_store(folder, tokenise(texts, encoder, config.tokenizing_workers, progress), encoder, ingredients)
 
-    return _find_or_build(cache_folder(config.cache), _fingerprint(ingredients), build)
+    return _find_or_build(cache, _fingerprint(ingredients), build)
 
 
 def _find_or_build(cache: Path, fingerprint: str, build: Callable[[Path], None]) -> Store:
     folder = cache / fingerprint[:24]
     cache.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(DamagedStoreError):  # the usual case waits for nobody
+    # The usual case waits for nobody; files may vanish meanwhile, if another process is repairing the store.
+    with contextlib.suppress(DamagedStoreError, OSError):
         return read_store(folder, fingerprint)
     with _only_one(folder):
         if folder.exists():
@@ -201,6 +205,11 @@ def read_store(folder: Path, fingerprint: str) -> Store:
     if sizes[_TOKENS] <= QUICK_CHECK_BYTES:
         store.verify()
     return store
+
+
+def _plain(mapped: np.ndarray) -> np.ndarray:
+    """The same map without its class, which makes every slice several times slower."""
+    return mapped.view(np.ndarray)
 
 
 def _fingerprint(ingredients: dict[str, Any]) -> str:

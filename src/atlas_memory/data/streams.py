@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from atlas_memory.data.tokenizers import Encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Characters read at once: much more than a word, much less than memory.
 PIECE = 2**16

@@ -119,6 +119,11 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     raise ValueError("tokenizer has no eos, sep or bos token to end a document with; set tokenizer.eos_token.")
 
 
+def pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> list[tuple[int, str]]:
+    """Every token of a text and what it stands for; a part of a character is shown as U+FFFD."""
+    return [(token, str(tokenizer.decode([token]))) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """One more than the largest id; `len(tokenizer)` counts tokens, and ids may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
