@@ -22,9 +22,7 @@ class Reading(NamedTuple):
     """What a pass over some rows gives."""
 
     loss: Tensor  # the sum over targets, divided by what was asked for
-    write: Tensor | None  # mean write of the memories, where watched
     cache: AtlasCache | None  # to go on from, where states are carried
-    monitors: list[Monitors]
 
 
 class Reader(nn.Module):
@@ -35,22 +33,15 @@ class Reader(nn.Module):
         self.model = model
 
     def forward(
-        self, inputs: dict[str, Any], divisor: float, cache: AtlasCache | None, fresh: Sequence[bool], watch: bool
+        self, inputs: dict[str, Any], divisor: float, cache: AtlasCache | None, fresh: Sequence[bool]
     ) -> Reading:
         """inputs: of `Batch.model_inputs`. cache: None where rows carry nothing; its fresh rows start anew."""
         if cache is not None and any(fresh):
             started = all(fresh) or cache.layers[0].state is None
             cache = AtlasCache(len(cache.layers)) if started else self.model.model.restarted(cache, fresh)
-        watching: contextlib.AbstractContextManager[list[Monitors]] = (
-            watched(self.model) if watch else contextlib.nullcontext([])
-        )
-        with watching as monitors:
-            outputs = self.model(
-                **inputs, past_key_values=cache, use_cache=cache is not None, num_items_in_batch=divisor
-            )
-        writes = [monitor.mean_write for monitor in monitors if monitor.mean_write is not None]
+        outputs = self.model(**inputs, past_key_values=cache, use_cache=cache is not None, num_items_in_batch=divisor)
         loss = outputs.loss if cache is None else outputs.loss + self._untouched()
-        return Reading(loss, torch.stack(writes).mean() if writes else None, outputs.past_key_values, monitors)
+        return Reading(loss, outputs.past_key_values)
 
     def _untouched(self) -> Tensor:
         """Zero. Where no row starts anew no gradient reaches the initial weights, and DDP would wait for it."""
@@ -60,21 +51,27 @@ class Reader(nn.Module):
 
 
 @contextlib.contextmanager
-def watched(model: nn.Module) -> Iterator[list[Monitors]]:
-    """Monitors of every call of every memory inside."""
+def watched(model: nn.Module, watch: bool = True) -> Iterator[list[Monitors]]:
+    """Monitors of every call of every memory inside; none, if they are not wanted."""
     monitors: list[Monitors] = []
 
     def hand_over(module: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         monitors.append(Monitors())
         return arguments, {**options, "monitors": monitors[-1]}
 
-    memories = [module for module in model.modules() if isinstance(module, Memory)]
+    memories = [module for module in model.modules() if watch and isinstance(module, Memory)]
     hooks = [memory.register_forward_pre_hook(hand_over, with_kwargs=True) for memory in memories]
     try:
         yield monitors
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def mean_write(monitors: Sequence[Monitors]) -> Tensor | None:
+    """Of all memories, differentiable; None where there are none."""
+    writes = [monitor.mean_write for monitor in monitors if monitor.mean_write is not None]
+    return torch.stack(writes).mean() if writes else None
 
 
 @torch.no_grad()
@@ -137,16 +134,20 @@ class Learner:
         sums, monitors = torch.zeros(2, device=self.accelerator.device), []
         for place, part in enumerate(parts):
             last = place == len(parts) - 1
-            # Gradients travel once, after the last pass.
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.reader):
-                reading = self._read(part, place, divisor, watch or penalty > 0)
-                loss = reading.loss
-                if penalty and reading.write is not None:
-                    loss = loss + penalty / len(parts) * reading.write
+            # Gradients travel once, after the last pass. Monitors stay until then: activations that are not kept but
+            # computed again must be computed in the same way.
+            with (
+                contextlib.nullcontext() if last else self.accelerator.no_sync(self.reader),
+                watched(self.model, watch or penalty > 0) as seen,
+            ):
+                reading = self._read(part, place, divisor)
+                monitors += seen
+                write, loss = mean_write(seen), reading.loss
+                if penalty and write is not None:
+                    loss = loss + penalty / len(parts) * write
                 self.accelerator.backward(loss)
             sums[0] += reading.loss.detach()
-            sums[1] += 0.0 if reading.write is None else reading.write.detach() / len(parts)
-            monitors += reading.monitors
+            sums[1] += 0.0 if write is None else write.detach() / len(parts)
         # clip_grad_norm_ with no limit only measures.
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip or float("inf"))
         loss_and_write = self.accelerator.reduce(sums, reduction="mean").tolist()
@@ -164,14 +165,14 @@ class Learner:
         if not applied:
             self.caches = []  # what was remembered may not be finite either: every row starts anew
 
-    def _read(self, part: Batch, place: int, divisor: float, watch: bool) -> Reading:
+    def _read(self, part: Batch, place: int, divisor: float) -> Reading:
         part = part.to(self.accelerator.device)
         if not self.carries:
-            return self.reader(part.model_inputs(), divisor, None, (), watch)
+            return self.reader(part.model_inputs(), divisor, None, ())
         known = place < len(self.caches)
         cache = self.caches[place] if known else self.empty_cache()
         fresh = part.fresh.tolist() if known else [True] * len(part.input_ids)
-        reading: Reading = self.reader(part.model_inputs(), divisor, cache, fresh, watch)
+        reading: Reading = self.reader(part.model_inputs(), divisor, cache, fresh)
         assert reading.cache is not None
         self.caches[place : place + 1] = [reading.cache.detach()]
         return reading
@@ -187,7 +188,7 @@ class Learner:
         total, targets = torch.zeros((), device=self.accelerator.device), 0
         for batch in batches:
             for place, part in enumerate(batch.split(self.recipe.loop.rows_per_pass or len(batch.input_ids))):
-                total += self._read(part, place, 1.0, watch=False).loss
+                total += self._read(part, place, 1.0).loss
             targets += batch.target_count
         self.caches = caches
         self.reader.train()
