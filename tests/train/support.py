@@ -13,6 +13,8 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from atlas_memory.train import load_recipe, train
+
 # Long enough for several segments, of several lengths, so that rows start new documents at different steps.
 DOCUMENTS = 12
 STEPS = 6
@@ -76,15 +78,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
-def run(processes: int, recipe: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    finished = subprocess.run(
-        command(processes, "train", recipe, "--out", out, "--quiet", *arguments),
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+def run(processes: int, recipe: Path, out: Path, resume: bool = False) -> None:
+    """Train to the end: here, or in so many processes of their own."""
+    if processes == 1:
+        train(load_recipe(recipe), out, resume=resume, progress=False)
+        return
+    arguments = ["train", recipe, "--out", out, "--quiet", *(["--resume"] if resume else [])]
+    finished = subprocess.run(command(processes, *arguments), env=environment(), capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    return finished
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -228,7 +228,7 @@ class TestCheckpoints:
 
     def test_another_model_is_refused(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         trained(tmp_path, "run")
-        with pytest.raises((ValueError, RuntimeError), match="another model|size mismatch"):
+        with pytest.raises(ValueError, match="another model"):
             trained(tmp_path, "run", resume=True, model=tiny_recipe(tmp_path)["model"] | {"num_hidden_layers": 1})
         assert "model.num_hidden_layers was 2, and is 1" in caplog.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,8 @@ def train(
     except DivergedError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(code=1) from error
-    console.print(f"The model is in {final}", markup=False)
+    if os.environ.get("RANK", "0") == "0":  # of many processes, one speaks
+        console.print(f"The model is in {final}", markup=False)
 
 
 def _speak() -> None:

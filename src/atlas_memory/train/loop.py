@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
+from accelerate.utils import ProjectConfiguration
 from transformers import PreTrainedTokenizerBase
 
 from atlas_memory.data import DataConfig, Loader, load_tokenizer, make_loader, read_documents, train_tokenizer
@@ -48,7 +48,6 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
         mixed_precision=_PRECISIONS[recipe.loop.precision],
         log_with=trackers(recipe) or None,
         project_config=ProjectConfiguration(str(out), str(out / "tensorboard")),
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     _check_folder(out, resume)
     accelerator.wait_for_everyone()  # all have looked before one writes
@@ -56,7 +55,9 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
         out.mkdir(parents=True, exist_ok=True)
         _report_differences(out, recipe)
         save_recipe(recipe, out / RECIPE)
-    return _Run(recipe, out, accelerator, progress).run(resume)
+    final = _Run(recipe, out, accelerator, progress).run(resume)
+    accelerator.end_training()
+    return final
 
 
 def _check_folder(out: Path, resume: bool) -> None:

@@ -80,7 +80,9 @@ class Records:
         self._bar.stop()
         if self._file is not None:
             self._file.close()
-            self._accelerator.end_training()
+            for tracker in self._accelerator.trackers:
+                tracker.finish()
+            self._accelerator.trackers = []
 
     def advance(self) -> None:
         self._bar.advance(self._task)
