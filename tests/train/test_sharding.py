@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.support import environment
 
-PROGRAM = '''
+PROGRAM = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -48,7 +48,7 @@ torch.testing.assert_close(found / world, expected)
 for (name, sharded), plain in zip(model.named_parameters(), whole.parameters(), strict=True):
     torch.testing.assert_close(sharded.full_tensor(), plain, msg=name)
 dist.destroy_process_group()
-'''
+"""
 
 
 @pytest.mark.slow

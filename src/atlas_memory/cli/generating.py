@@ -14,7 +14,7 @@ from transformers import TextStreamer
 from atlas_memory.cli.application import app, refused
 from atlas_memory.data import load_tokenizer
 from atlas_memory.data.streams import token_pieces
-from atlas_memory.models import AtlasForCausalLM
+from atlas_memory.models.saved import load_saved
 from atlas_memory.models.writing import Sampling, write
 
 
@@ -40,9 +40,7 @@ def generate(
         if prompt is not None and file is not None:
             raise ValueError("prompt and file must not both be given.")
         sampling = Sampling(tokens, temperature, top_p, top_k, seed)
-        tokenizer = load_tokenizer(model)
-        network = AtlasForCausalLM.from_pretrained(model)
-        network = network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        network, tokenizer = load_saved(model), load_tokenizer(model)
         streamer = TextStreamer(tokenizer)
         with _opened(prompt, file) as text:
             ids = token_pieces(text, tokenizer)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from atlas_memory.data import IGNORED, Batch, DataConfig, RowsConfig, SourceConfig, make_loader
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.models.saved import load_saved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,7 @@ def evaluate(
     first: int = 128,
 ) -> list[Bucket]:
     """A saved model on documents of a source: those held out, where a share is given; else all."""
-    model = AtlasForCausalLM.from_pretrained(folder)
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model = load_saved(folder)
     layout = RowsConfig(kind="segments", batch=rows, length=segment, shuffle=False, epochs=1)
     data = DataConfig(source=source, tokenizer=str(folder), rows=layout, validation=validation)
     loader = make_loader(data, "validation" if validation else "all")

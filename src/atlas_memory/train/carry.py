@@ -51,9 +51,9 @@ def save(cache: AtlasCache, path: Path) -> None:
 
 def load(path: Path, blocks: Iterable[Block], device: torch.device) -> AtlasCache:
     """What `save` wrote, for the blocks of the same model."""
-    with safe_open(path, framework="pt", device=str(device)) as file:
+    with safe_open(path, framework="pt") as file:
         layers = json.loads(file.metadata()["layers"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
     cache = AtlasCache(len(layers))
     for place, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         parts: dict[str, MemoryState | AttentionState] = {}
