@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-GROUPS = ("peer", "matmul", "variants", "muon", "long_streams", "presets", "facts")
+GROUPS = ("peer", "matmul", "variants", "muon", "long_streams", "presets", "facts", "training")
 
 
 def enter_all() -> None:

@@ -43,21 +43,25 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
 
     resume: go on from the newest whole checkpoint, if there is one. Every process of a launch calls this.
     """
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
-        mixed_precision=_PRECISIONS[recipe.loop.precision],
-        log_with=trackers(recipe) or None,
-        project_config=ProjectConfiguration(str(out), str(out / "tensorboard")),
-    )
+    accelerator = make_accelerator(recipe, out)
     _check_folder(out, resume)
     accelerator.wait_for_everyone()  # all have looked before one writes
     if accelerator.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
         _report_differences(out, recipe)
         save_recipe(recipe, out / RECIPE)
-    final = _Run(recipe, out, accelerator, progress).run(resume)
+    final = Training(recipe, out, accelerator, progress).run(resume)
     accelerator.end_training()
     return final
+
+
+def make_accelerator(recipe: Recipe, out: Path) -> Accelerator:
+    return Accelerator(
+        cpu=not torch.cuda.is_available(),
+        mixed_precision=_PRECISIONS[recipe.loop.precision],
+        log_with=trackers(recipe) or None,
+        project_config=ProjectConfiguration(str(out), str(out / "tensorboard")),
+    )
 
 
 def _check_folder(out: Path, resume: bool) -> None:
@@ -75,8 +79,8 @@ def _report_differences(out: Path, recipe: Recipe) -> None:
         _log.warning("The recipe has changed since the run began: %s was %r, and is %r.", field, old, new)
 
 
-class _Run:
-    """One call of `train`."""
+class Training:
+    """One call of `train`: all parts of a run, made from its recipe."""
 
     def __init__(self, recipe: Recipe, out: Path, accelerator: Accelerator, progress: bool) -> None:
         self.recipe, self.out, self.accelerator = recipe, out, accelerator
@@ -129,7 +133,7 @@ class _Run:
             self._resume()
         with Records(self.out, self.recipe, self.accelerator, self.progress.step, self.show) as records:
             while self.progress.step < self.recipe.loop.steps:
-                if not self._step(records):
+                if not self.step(records):
                     _log.warning("The data ended after %d steps.", self.progress.step)
                     break
         return self._finish()
@@ -144,7 +148,7 @@ class _Run:
             forget_after(self.out, self.progress.step)
         self.accelerator.wait_for_everyone()
 
-    def _step(self, records: Records) -> bool:
+    def step(self, records: Records) -> bool:
         """One step and what is due after it; False where there are no more data."""
         begin = time.perf_counter()
         batch = next(self.train_data, None)
