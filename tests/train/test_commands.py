@@ -29,8 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "first"
 
 
-def test_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATLAS_MEMORY_CACHE", str(tmp_path / "cache"))
+def test_quick_from_end_to_end(tmp_path: Path) -> None:
     changes = ["evaluation.batches=1", "data.source.limit=100", "data.rows.length=64", "logging.tensorboard=false"]
     out = tmp_path / "quick"
     options = [word for change in changes for word in ("--set", change)]

@@ -50,7 +50,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "carried": {"data": {"rows": {"kind": "packed", "boundaries": "carry", "batch": 4, "length": 12}}},
     "segments": {"data": SEGMENTS},
     "accumulated segments": {"data": SEGMENTS, "loop": {"steps": STEPS, "rows_per_pass": 3}},
-    "muon, curriculum": {
+    "muon, curriculum, tied": {
+        "model": {"tie_word_embeddings": True},
         "optimizer": {"name": "muon", "lr": 0.01},
         "data": {"rows": {"batch": 4, "length": 8, "lengths": [[2, 12], [5, 16]]}},
     },

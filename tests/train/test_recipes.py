@@ -65,6 +65,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("  preset: titans", "  preset: titanic", 2, "titanic"),
         ("  preset: titans", "  presets: titans", 2, "model.presets: is unknown; did you mean preset?"),
         ("  steps: 5", "  precision: float16\n  steps: 5", 9, "loop.precision: 'float16'"),
+        ("  steps: 5", "  steps: yes", 9, "loop.steps: True: input should be a valid integer."),
         ("  steps: 5", "  patience: 3", 8, "loop.steps: must be given."),
         ("optimizer:", "optimiser:", 6, "optimiser: is unknown; did you mean optimizer?"),
         ("loop:", "loop:\n  steps: 4", 10, "steps is given twice."),

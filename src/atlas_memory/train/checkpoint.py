@@ -40,7 +40,7 @@ class Progress:
     """How far a run has come. Plain numbers, the same on every rank."""
 
     step: int = 0  # steps done
-    tokens: int = 0  # targets learned from
+    tokens: int = 0  # targets of those steps
     skipped: int = 0  # steps in which something was not finite
     skipped_in_a_row: int = 0
     validation: dict[str, float] = dataclasses.field(default_factory=dict)  # {step: loss}

@@ -15,8 +15,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-CountOrNone = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, strict=True)]  # strict: `yes` is not 1
+CountOrNone = Annotated[int, Field(ge=0, strict=True)]
 
 _NOT_IN_RECIPES = ("self", "kwargs", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 # `size` stands for widths and depth; the vocabulary and the special tokens are the tokenizer's.
