@@ -30,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_quick_from_end_to_end(tmp_path: Path) -> None:
-    changes = ["evaluation.batches=1", "data.source.limit=100", "data.rows.length=64", "logging.tensorboard=false"]
+    changes = ["evaluation.batches=1", "data.source.limit=100", "data.rows.length=64"]
     out = tmp_path / "quick"
     options = [word for change in changes for word in ("--set", change)]
     assert str(out / "final") in call("train", "quick", "--out", out, "--steps", "3", *options, "--quiet")
@@ -39,6 +39,7 @@ def test_quick_from_end_to_end(tmp_path: Path) -> None:
     table = call("eval", "lm", "--model", out / "final", "--validation", "0.02", "--limit", "100", "--tokens", "900")
     assert "512 – 1,023" in table
     assert "quick" in call("runs", tmp_path)
+    assert list((out / "tensorboard").rglob("events.out.tfevents.*"))
 
 
 def test_generating_from_a_file_is_generating_from_its_text(tiny: Path, tmp_path: Path) -> None:
