@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from atlas_memory.cli import app, tokenizer_show, tokenizer_train
+from atlas_memory.cli import app
+from atlas_memory.cli.tokenizing import tokenizer_show, tokenizer_train
 
 
 def example_of(command: object) -> list[str]:

@@ -16,7 +16,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     One writer at a time: the neighbour of a writer that was killed is removed by the next one.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f".{folder.name}.unfinished"
+    temporary = unfinished(folder)
     _remove(temporary)
     temporary.mkdir()
     try:
@@ -29,6 +29,11 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         synchronise(folder.parent)
     finally:
         _remove(temporary)
+
+
+def unfinished(folder: Path) -> Path:
+    """Where `replace_folder` gathers what will be `folder`."""
+    return folder.parent / f".{folder.name}.unfinished"
 
 
 def synchronise(path: Path) -> None:

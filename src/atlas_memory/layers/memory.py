@@ -92,6 +92,7 @@ class Memory(nn.Module):
         self.norm = nn.Parameter(torch.ones(heads, value_width))
         self.output_gate = nn.Linear(dim, heads * value_width, bias=False)
         self.output = nn.Linear(heads * value_width, dim, bias=False)
+        self.check_finite: bool | None = None  # for calls that leave it open; training handles divergence itself
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, spec={self.spec}"
@@ -192,6 +193,7 @@ class Memory(nn.Module):
             raise ValueError(f"x is on {x.device}, the layer on {weight.device}.")
         if not x.is_floating_point() or (x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type)):
             raise ValueError(f"x must be {weight.dtype} like the layer's parameters, got {x.dtype}.")
+        check_finite = self.check_finite if check_finite is None else check_finite
         eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
         if (eager_cpu if check_finite is None else check_finite) and not bool(torch.isfinite(x).all()):
             raise ValueError("x holds NaN or infinite numbers; only finite ones are accepted.")

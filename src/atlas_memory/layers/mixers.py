@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory import Memory
 from atlas_memory.layers.norm import RMSNorm
-from atlas_memory.layers.states import AttentionState
+from atlas_memory.layers.states import AttentionState, choose_rows
 from atlas_memory.ops import MemoryState
 from atlas_memory.ops.packing import take_rows
 
@@ -93,7 +93,7 @@ def memory_as_context(parts: Parts, x: Tensor, state: States, lengths: Sequence[
         outputs.append(parts.union(attended, remembered))
         places.add(starts, counts, width)
         ended = [n == free for n, free in zip(counts, room, strict=True)]
-        before, looking = _choose_rows(ended, live, before), looking.restarted(ended)
+        before, looking = choose_rows(ended, live, before), looking.restarted(ended)
         starts = [start + n for start, n in zip(starts, counts, strict=True)]
         if all(start == n for start, n in zip(starts, lengths, strict=True)):
             break
@@ -108,24 +108,6 @@ def _before_the_call(parts: Parts, x: Tensor, state: States) -> tuple[MemoryStat
     _, live = parts.memory(nothing)
     _, looking = parts.attention(nothing, beside=nothing)
     return live, live, looking
-
-
-def _choose_rows(chosen: Sequence[bool], new: MemoryState, old: MemoryState) -> MemoryState:
-    """Rows of `new` where chosen, of `old` elsewhere."""
-    if all(chosen):
-        return new
-    if not any(chosen):
-        return old
-    position = tuple(a if choose else b for choose, a, b in zip(chosen, new.position, old.position, strict=True))
-
-    def choose(name: str) -> Tensor:
-        a, b = new.tensors[name], old.tensors[name]
-        if a.shape != b.shape:  # a leaf that grows with what was read, right-aligned
-            size = max(a.shape[1], b.shape[1])
-            a, b = (take_rows(leaf, [leaf.shape[1] - size] * leaf.shape[0], size) for leaf in (a, b))
-        return torch.where(torch.tensor(chosen, device=a.device).reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    return new.updated({name: choose(name) for name in new.tensors}, position)
 
 
 class _Places:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops import MemoryState
+from atlas_memory.ops.packing import take_rows
 
 Rows = Tensor | Sequence[int]
 
@@ -105,6 +106,36 @@ class BlockState(Verbs):
         """The state of these rows, in this order; rows may repeat (beam search)."""
         indices = checked_rows(rows, self.batch)
         return BlockState({name: part.select(indices) for name, part in self.parts.items()})
+
+    def restarted(self, rows: Sequence[bool], fresh: BlockState) -> BlockState:
+        """The marked rows as in `fresh`, a state that has read nothing; gradients reach what it starts from."""
+
+        def restart(name: str, part: MemoryState | AttentionState) -> MemoryState | AttentionState:
+            start = fresh.parts[name]
+            if isinstance(part, MemoryState) and isinstance(start, MemoryState):
+                return choose_rows(rows, start, part).with_entries_aligned()
+            assert isinstance(part, AttentionState)
+            return part.restarted(rows)
+
+        return BlockState({name: restart(name, part) for name, part in self.parts.items()})
+
+
+def choose_rows(chosen: Sequence[bool], new: MemoryState, old: MemoryState) -> MemoryState:
+    """Rows of `new` where chosen, of `old` elsewhere."""
+    if all(chosen):
+        return new
+    if not any(chosen):
+        return old
+    position = tuple(a if choose else b for choose, a, b in zip(chosen, new.position, old.position, strict=True))
+
+    def choose(name: str) -> Tensor:
+        a, b = new.tensors[name], old.tensors[name]
+        if a.shape != b.shape:  # a leaf that grows with what was read, right-aligned
+            size = max(a.shape[1], b.shape[1])
+            a, b = (take_rows(leaf, [leaf.shape[1] - size] * leaf.shape[0], size) for leaf in (a, b))
+        return torch.where(torch.tensor(chosen, device=a.device).reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return new.updated({name: choose(name) for name in new.tensors}, position)
 
 
 def checked_rows(rows: Rows, batch: int) -> list[int]:

@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,6 +105,14 @@ class AtlasModel(AtlasPreTrainedModel):
     @property
     def blocks(self) -> list[Block]:
         return [layer.block for layer in self.layers if isinstance(layer, AtlasDecoderLayer)]
+
+    def restarted(self, cache: AtlasCache, rows: Sequence[bool]) -> AtlasCache:
+        """A copy in which the marked rows have read nothing: they start from the model's own, learned beginning."""
+        other, nothing = cache.copy(), self.embed_tokens.weight.new_zeros(len(rows), 0, self.config.hidden_size)
+        for layer, block in zip(other.layers, self.blocks, strict=True):
+            if layer.state is not None:
+                layer.state = layer.state.restarted(rows, block(nothing)[1])
+        return other
 
     @can_return_tuple
     def forward(

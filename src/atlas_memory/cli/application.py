@@ -1,0 +1,24 @@
+"""The application that the commands register with, and what they share."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
+evaluations = typer.Typer(help="Measure a saved model.", no_args_is_help=True)
+app.add_typer(evaluations, name="eval")
+console = Console()
+
+
+@app.callback()
+def prepare() -> None:
+    """Sequence models that learn while they read."""
+    transformers_logging.disable_progress_bar()  # of loading and saving, which take no time a person would notice
+
+
+def refused(error: Exception) -> typer.Exit:
+    """Say what was wrong with the request, and end with the code for that."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(code=2)

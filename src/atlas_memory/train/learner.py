@@ -1,0 +1,195 @@
+"""One training step on Accelerate: passes over a batch with carried memory, one update. Shapes: R rows, T tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from atlas_memory.data import Batch
+from atlas_memory.layers.memory import InitialWeights, Memory
+from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.ops import Monitors
+from atlas_memory.train.recipe import Recipe
+from atlas_memory.train.schedule import set_learning_rate
+
+
+class Reading(NamedTuple):
+    """What a pass over some rows gives."""
+
+    loss: Tensor  # the sum over targets, divided by what was asked for
+    cache: AtlasCache | None  # to go on from, where states are carried
+
+
+class Reader(nn.Module):
+    """The model and all that a step asks of it, as one call: what DDP wraps must be called once per pass."""
+
+    def __init__(self, model: AtlasForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, inputs: dict[str, Any], divisor: float, cache: AtlasCache | None, fresh: Sequence[bool]
+    ) -> Reading:
+        """inputs: of `Batch.model_inputs`. cache: None where rows carry nothing; its fresh rows start anew."""
+        if cache is not None and any(fresh):
+            started = all(fresh) or cache.layers[0].state is None
+            cache = AtlasCache(len(cache.layers)) if started else self.model.model.restarted(cache, fresh)
+        outputs = self.model(**inputs, past_key_values=cache, use_cache=cache is not None, num_items_in_batch=divisor)
+        loss = outputs.loss if cache is None else outputs.loss + self._untouched()
+        return Reading(loss, outputs.past_key_values)
+
+    def _untouched(self) -> Tensor:
+        """Zero. Where no row starts anew no gradient reaches the initial weights, and DDP would wait for it."""
+        initial = [module for module in self.modules() if isinstance(module, InitialWeights)]
+        weights = [parameter.flatten()[:1] for module in initial for parameter in module.parameters()]
+        return 0.0 * torch.cat(weights).sum() if weights else torch.zeros(())
+
+
+@contextlib.contextmanager
+def watched(model: nn.Module, watch: bool = True) -> Iterator[list[Monitors]]:
+    """Monitors of every call of every memory inside; none, if they are not wanted."""
+    monitors: list[Monitors] = []
+
+    def hand_over(module: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        monitors.append(Monitors())
+        return arguments, {**options, "monitors": monitors[-1]}
+
+    memories = [module for module in model.modules() if watch and isinstance(module, Memory)]
+    hooks = [memory.register_forward_pre_hook(hand_over, with_kwargs=True) for memory in memories]
+    try:
+        yield monitors
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def mean_write(monitors: Sequence[Monitors]) -> Tensor | None:
+    """Of all memories, differentiable; None where there are none."""
+    writes = [monitor.mean_write for monitor in monitors if monitor.mean_write is not None]
+    return torch.stack(writes).mean() if writes else None
+
+
+@torch.no_grad()
+def summary(monitors: Sequence[Monitors]) -> dict[str, float]:
+    """A few numbers about all memories: what a person watches while a model trains."""
+    limits = [limit.float().flatten() for monitor in monitors for limit in monitor.limiter.values()]
+    norms = [norm.float().flatten() for monitor in monitors for norm in monitor.weight_norms.values()]
+    surprises = [monitor.surprise.float().flatten() for monitor in monitors if monitor.surprise is not None]
+    shown: dict[str, float] = {}
+    if limits:
+        shown["limited"] = float((torch.cat(limits) < 1).float().mean())
+    if norms:
+        shown["memory_norm"], shown["largest_memory_norm"] = (
+            float(torch.cat(norms).mean()),
+            float(torch.cat(norms).max()),
+        )
+    if surprises:
+        shown["surprise"] = float(torch.cat(surprises).mean())
+    return shown
+
+
+class Outcome(NamedTuple):
+    """Of one step, the same on every rank but for the monitors."""
+
+    loss: float
+    write: float | None
+    gradient_norm: float
+    applied: bool  # False: something was not finite, and no weight was changed
+    monitors: dict[str, float]
+
+
+class Learner:
+    """Model, optimizers and carried states; `step` learns from a batch, `loss` only looks."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: AtlasForCausalLM,
+        optimizers: Sequence[torch.optim.Optimizer],
+        recipe: Recipe,
+    ) -> None:
+        self.accelerator, self.model, self.recipe = accelerator, model, recipe
+        for module in model.modules():
+            if isinstance(module, Memory):
+                module.check_finite = False  # a rank that raised would leave the others waiting: `step` looks instead
+        if recipe.loop.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.carries = recipe.data.rows.kind == "segments"
+        self.caches: list[AtlasCache] = []  # of each pass, where states are carried
+        prepared = accelerator.prepare(Reader(model), *optimizers)
+        self.reader: nn.Module = prepared[0]
+        self.optimizers: list[Any] = list(prepared[1:])
+
+    def step(self, batch: Batch, rate: float, watch: bool) -> Outcome:
+        """Learn from one rank's share of a global batch; all ranks call it together."""
+        self.reader.train()
+        penalty = self.recipe.loop.write_penalty
+        parts = list(batch.split(self.recipe.loop.rows_per_pass or len(batch.input_ids)))
+        divisor = max(1, batch.target_count) / self.accelerator.num_processes  # DDP takes the mean over ranks
+        sums, monitors = torch.zeros(2, device=self.accelerator.device), []
+        for place, part in enumerate(parts):
+            last = place == len(parts) - 1
+            # Gradients travel once, after the last pass. Monitors stay until then: activations that are not kept but
+            # computed again must be computed in the same way.
+            with (
+                contextlib.nullcontext() if last else self.accelerator.no_sync(self.reader),
+                watched(self.model, watch or penalty > 0) as seen,
+            ):
+                reading = self._read(part, place, divisor)
+                monitors += seen
+                write, loss = mean_write(seen), reading.loss
+                if penalty and write is not None:
+                    loss = loss + penalty / len(parts) * write
+                self.accelerator.backward(loss)
+            sums[0] += reading.loss.detach()
+            sums[1] += 0.0 if write is None else write.detach() / len(parts)
+        # clip_grad_norm_ with no limit only measures.
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip or float("inf"))
+        loss_and_write = self.accelerator.reduce(sums, reduction="mean").tolist()
+        applied = bool(torch.isfinite(torch.tensor([*loss_and_write, float(norm)])).all())
+        self._update(rate, applied)
+        write = loss_and_write[1] if watch or penalty else None
+        return Outcome(loss_and_write[0], write, float(norm), applied, summary(monitors) if watch else {})
+
+    def _update(self, rate: float, applied: bool) -> None:
+        set_learning_rate(self.optimizers, rate)
+        for optimizer in self.optimizers:
+            if applied:
+                optimizer.step()
+            optimizer.zero_grad()
+        if not applied:
+            self.caches = []  # what was remembered may not be finite either: every row starts anew
+
+    def _read(self, part: Batch, place: int, divisor: float) -> Reading:
+        part = part.to(self.accelerator.device)
+        if not self.carries:
+            return self.reader(part.model_inputs(), divisor, None, ())
+        known = place < len(self.caches)
+        cache = self.caches[place] if known else self.empty_cache()
+        fresh = part.fresh.tolist() if known else [True] * len(part.input_ids)
+        reading: Reading = self.reader(part.model_inputs(), divisor, cache, fresh)
+        assert reading.cache is not None
+        self.caches[place : place + 1] = [reading.cache.detach()]
+        return reading
+
+    def empty_cache(self) -> AtlasCache:
+        return AtlasCache(len(self.model.model.layers))
+
+    @torch.no_grad()
+    def loss(self, batches: Iterator[Batch]) -> float:
+        """Mean loss over the targets of all batches, of all ranks; training goes on as if nothing had been asked."""
+        caches, self.caches = self.caches, []
+        self.reader.eval()
+        total, targets = torch.zeros((), device=self.accelerator.device), 0
+        for batch in batches:
+            for place, part in enumerate(batch.split(self.recipe.loop.rows_per_pass or len(batch.input_ids))):
+                total += self._read(part, place, 1.0).loss
+            targets += batch.target_count
+        self.caches = caches
+        self.reader.train()
+        return float(self.accelerator.reduce(total, reduction="sum")) / max(1, targets)

@@ -1,0 +1,229 @@
+"""The training loop: data, learner, evaluation, checkpoints and records, in the order of their steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from transformers import PreTrainedTokenizerBase
+
+from atlas_memory.data import DataConfig, Loader, load_tokenizer, make_loader, read_documents, train_tokenizer
+from atlas_memory.data.folders import replace_folder
+from atlas_memory.data.tokenizers import end_token, vocabulary_size
+from atlas_memory.models import AtlasForCausalLM
+from atlas_memory.train.checkpoint import Checkpoints, Progress, seed_random_numbers
+from atlas_memory.train.learner import Learner, Outcome
+from atlas_memory.train.optimizers import make_optimizers
+from atlas_memory.train.recipe import Recipe, make_config
+from atlas_memory.train.recipe_files import differences, save_recipe
+from atlas_memory.train.records import Records, forget_after, trackers
+from atlas_memory.train.schedule import factor
+
+RECIPE = "recipe.yaml"
+CHECKPOINTS = "checkpoints"
+FINAL = "final"
+_PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
+_log = logging.getLogger(__name__)
+
+
+class DivergedError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = True) -> Path:
+    """Train as the recipe says; the folder of the trained model and its tokenizer, `out/final`.
+
+    resume: go on from the newest whole checkpoint, if there is one. Every process of a launch calls this.
+    """
+    accelerator = make_accelerator(recipe, out)
+    _check_folder(out, resume)
+    accelerator.wait_for_everyone()  # all have looked before one writes
+    if accelerator.is_main_process:
+        out.mkdir(parents=True, exist_ok=True)
+        _report_differences(out, recipe)
+        save_recipe(recipe, out / RECIPE)
+    final = Training(recipe, out, accelerator, progress).run(resume)
+    accelerator.end_training()
+    return final
+
+
+def make_accelerator(recipe: Recipe, out: Path) -> Accelerator:
+    return Accelerator(
+        cpu=not torch.cuda.is_available(),
+        mixed_precision=_PRECISIONS[recipe.loop.precision],
+        log_with=trackers(recipe) or None,
+        project_config=ProjectConfiguration(str(out), str(out / "tensorboard")),
+    )
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file; it must be a folder.")
+    if not resume and ((out / CHECKPOINTS).exists() or (out / FINAL).exists()):
+        raise ValueError(f"out={str(out)!r} holds a run already; go on with --resume, or choose another folder.")
+
+
+def _report_differences(out: Path, recipe: Recipe) -> None:
+    if not (out / RECIPE).is_file():
+        return
+    before = yaml.safe_load((out / RECIPE).read_text(encoding="utf-8"))
+    for field, old, new in differences(before, recipe.to_dict()):
+        _log.warning("The recipe has changed since the run began: %s was %r, and is %r.", field, old, new)
+
+
+class Training:
+    """One call of `train`: all parts of a run, made from its recipe."""
+
+    def __init__(self, recipe: Recipe, out: Path, accelerator: Accelerator, progress: bool) -> None:
+        self.recipe, self.out, self.accelerator = recipe, out, accelerator
+        self.show = progress and accelerator.is_main_process
+        seed_random_numbers(recipe.seed, 0)  # the same initial weights on every rank
+        self.data, self.tokenizer = self._tokenizer()
+        model = AtlasForCausalLM(
+            make_config(
+                recipe.model,
+                vocab_size=vocabulary_size(self.tokenizer),
+                eos_token_id=end_token(self.tokenizer),
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+        )
+        self.learner = Learner(accelerator, model, make_optimizers(model, recipe.optimizer), recipe)
+        self.train_data = self._loader(self.data, "train")
+        self.validation_data = self._validation_loader()
+        self.checkpoints = Checkpoints(out / CHECKPOINTS, accelerator, recipe.checkpoint.keep)
+        self.progress = Progress()
+        self.last_monitors: dict[str, float] = {}
+        seed_random_numbers(recipe.seed, accelerator.process_index)
+
+    def _tokenizer(self) -> tuple[DataConfig, PreTrainedTokenizerBase]:
+        """The recipe's, or one trained now on the training documents and kept beside the run."""
+        data, wanted = self.recipe.data, self.recipe.tokenizer
+        if wanted.vocabulary is not None:
+            folder = self.out / "tokenizer"
+            if self.accelerator.is_main_process and not folder.exists():
+                documents = read_documents(data.source, "train", data.validation)
+                texts = (document.text for document in itertools.islice(documents, wanted.documents))
+                train_tokenizer(texts, wanted.vocabulary, folder, progress=self.show)
+            self.accelerator.wait_for_everyone()
+            data = dataclasses.replace(data, tokenizer=str(folder))
+        return data, load_tokenizer(data.tokenizer)
+
+    def _loader(self, data: DataConfig, split: str) -> Loader:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        return make_loader(data, split, rank, world, progress=self.show)
+
+    def _validation_loader(self) -> Loader | None:
+        if not self.recipe.evaluation.every:
+            return None
+        rows = self.data.rows
+        longest = max([rows.length, *(length for _, length in rows.lengths)])
+        rows = dataclasses.replace(rows, length=longest, lengths=(), shuffle=False, epochs=1)
+        return self._loader(dataclasses.replace(self.data, rows=rows, loading_workers=0), "validation")
+
+    def run(self, resume: bool) -> Path:
+        if resume:
+            self._resume()
+        with Records(self.out, self.recipe, self.accelerator, self.progress.step, self.show) as records:
+            while self.progress.step < self.recipe.loop.steps:
+                if not self.step(records):
+                    _log.warning("The data ended after %d steps.", self.progress.step)
+                    break
+        return self._finish()
+
+    def _resume(self) -> None:
+        newest = self.checkpoints.newest()
+        if newest is not None:
+            self.progress = self.checkpoints.load(newest, self.learner, self.recipe.seed)
+            self.train_data.load_state_dict(self.progress.data)
+            _log.info("Going on from %s.", newest)
+        if self.accelerator.is_main_process:
+            forget_after(self.out, self.progress.step)
+        self.accelerator.wait_for_everyone()
+
+    def step(self, records: Records) -> bool:
+        """One step and what is due after it; False where there are no more data."""
+        begin = time.perf_counter()
+        batch = next(self.train_data, None)
+        if batch is None:
+            return False
+        waited = time.perf_counter() - begin
+        recipe, number = self.recipe, self.progress.step + 1
+        last = number == recipe.loop.steps
+        logged = number % recipe.logging.every == 0 or number == 1 or last
+        rate = recipe.optimizer.lr * factor(recipe.schedule, self.progress.step, recipe.loop.steps)
+        outcome = self.learner.step(batch, rate, watch=logged and recipe.logging.monitors)
+        self._count(outcome, batch.target_count)
+        if logged:
+            seconds = time.perf_counter() - begin
+            records.write(self._line(outcome, rate, batch.target_count / seconds, waited / seconds))
+        records.advance()
+        self._check_patience(outcome)
+        if self.validation_data is not None and (last or number % recipe.evaluation.every == 0):
+            records.write({"step": number, "validation_loss": self._validate()})
+        if last or (recipe.checkpoint.every and number % recipe.checkpoint.every == 0):
+            self.progress.data = self.train_data.state_dict()
+            self.checkpoints.save(self.learner, self.progress)
+        return True
+
+    def _count(self, outcome: Outcome, targets: int) -> None:
+        self.progress.step += 1
+        self.progress.tokens += targets
+        self.progress.skipped += not outcome.applied
+        self.progress.skipped_in_a_row = 0 if outcome.applied else self.progress.skipped_in_a_row + 1
+        self.last_monitors = outcome.monitors or self.last_monitors
+
+    def _line(self, outcome: Outcome, rate: float, tokens_per_second: float, waited: float) -> dict[str, Any]:
+        write = {} if outcome.write is None else {"write": outcome.write}
+        return {
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "loss": outcome.loss,
+            "lr": rate,
+            "gradient_norm": outcome.gradient_norm,
+            "skipped": self.progress.skipped,
+            "tokens_per_second": tokens_per_second,
+            "waited_for_data": waited,  # share of the step
+            "time": time.time(),
+            **write,
+            **outcome.monitors,
+        }
+
+    def _check_patience(self, outcome: Outcome) -> None:
+        if outcome.applied:
+            return
+        in_a_row, patience = self.progress.skipped_in_a_row, self.recipe.loop.patience
+        _log.warning(
+            "Step %d is skipped: loss %s, gradient norm %s (%d in a row).",
+            self.progress.step, outcome.loss, outcome.gradient_norm, in_a_row,
+        )  # fmt: skip
+        if in_a_row >= patience:
+            seen = ", ".join(f"{name} {value:.4g}" for name, value in self.last_monitors.items()) or "none were taken"
+            raise DivergedError(
+                f"{in_a_row} steps in a row had a loss or gradient that is not finite (loop.patience={patience}); "
+                f"stopped at step {self.progress.step}. The last monitors: {seen}. "
+                "A smaller optimizer.lr or a longer schedule.warmup may help; --resume goes on from a checkpoint."
+            )
+
+    def _validate(self) -> float:
+        assert self.validation_data is not None
+        self.validation_data.restart()
+        loss = self.learner.loss(itertools.islice(self.validation_data, self.recipe.evaluation.batches))
+        self.progress.validation[str(self.progress.step)] = loss
+        return loss
+
+    def _finish(self) -> Path:
+        final = self.out / FINAL
+        if self.accelerator.is_main_process:
+            with replace_folder(final) as folder:
+                self.learner.model.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
+        return final

@@ -1,0 +1,139 @@
+"""Recipe: everything that decides a training run, typed. How it is read from a file: recipe_files.py."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from atlas_memory.data import DataConfig
+from atlas_memory.models.accounting import SIZES, sized_config
+from atlas_memory.models.configuration_atlas import AtlasConfig
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]  # strict: `yes` is not 1
+CountOrNone = Annotated[int, Field(ge=0, strict=True)]
+
+_NOT_IN_RECIPES = ("self", "kwargs", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+# `size` stands for widths and depth; the vocabulary and the special tokens are the tokenizer's.
+MODEL_FIELDS = (
+    "size",
+    *(name for name in inspect.signature(AtlasConfig.__init__).parameters if name not in _NOT_IN_RECIPES),
+)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UnknownFieldError(ValueError):
+    """Of a section that is no pydantic model."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is unknown.")
+        self.name = name
+
+
+def _checked_model(fields: dict[str, Any]) -> dict[str, Any]:
+    for name in fields:
+        if name not in MODEL_FIELDS:
+            raise UnknownFieldError(name)
+    if "size" not in fields:
+        AtlasConfig(**fields)
+    elif str(fields["size"]).lower() not in SIZES:
+        raise ValueError(f"size={fields['size']!r} is unknown; known: {', '.join(SIZES)}.")
+    return fields
+
+
+def make_config(fields: dict[str, Any], **tokenizer: Any) -> AtlasConfig:
+    """The configuration of a model: a recipe's fields, and what its tokenizer decides."""
+    fields = {**fields, **tokenizer}
+    size = fields.pop("size", None)
+    return AtlasConfig(**fields) if size is None else sized_config(size, **fields)
+
+
+class TokenizerConfig(Section):
+    """Train a tokenizer on the training documents first, and keep it beside the run; else data.tokenizer is used."""
+
+    vocabulary: Annotated[int, Field(ge=258)] | None = None
+    documents: Count | None = None  # to train it on; None: all
+
+
+class OptimizerConfig(Section):
+    """name: `adamw`, or `muon` for the matrices of the layers, with AdamW for everything else.
+
+    Muon's steps are scaled to the size of AdamW's, so that one learning rate serves both.
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: Positive = 1e-3
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    momentum: Momentum = 0.95  # of Muon
+    clip: Positive | None = 1.0  # largest norm of the whole gradient
+
+
+class ScheduleConfig(Section):
+    """name: `cosine`, or `wsd`: warm-up, stable, decay. Steps are those of loop.steps, skipped ones included."""
+
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: CountOrNone = 100  # steps
+    decay: Share = 0.2  # wsd: the share of all steps in which the rate falls
+    final: Share = 0.1  # of the learning rate, where it ends
+
+
+class LoopConfig(Section):
+    """How long, and how a step is computed. The curriculum over sequence lengths is data.rows.lengths."""
+
+    steps: Count
+    rows_per_pass: Count | None = None  # of one process; more rows of the batch are accumulated; None: all at once
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast; memory states stay float32
+    gradient_checkpointing: bool = False
+    write_penalty: NotNegative = 0.0  # times the mean write of the memories, added to the loss
+    patience: Count = 10  # steps in a row with a loss or gradient that is not finite, before the run stops
+
+
+class EvaluationConfig(Section):
+    every: CountOrNone = 200  # steps; 0: never
+    batches: Count = 8
+
+
+class CheckpointConfig(Section):
+    every: CountOrNone = 200  # steps; 0: only at the end
+    keep: Count = 2  # newest ones; the best one by validation loss is kept besides
+
+
+class LoggingConfig(Section):
+    every: Count = 10  # steps
+    monitors: bool = True  # look into the memories at logged steps
+    tensorboard: bool = True  # if it is installed
+    trackers: tuple[Literal["trackio", "wandb"], ...] = ()
+
+
+class Recipe(Section):
+    description: str = ""
+    seed: CountOrNone = 0
+    model: Annotated[dict[str, Any], AfterValidator(_checked_model)] = Field(default_factory=dict)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loop: LoopConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Recipe:
+        if self.evaluation.every and not self.data.validation:
+            raise ValueError("evaluation.every must be 0 where data.validation is 0: no documents are held out.")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, all fields spelled out."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,258 @@
+"""The loop in one process: it learns, resumes bit for bit, and knows when to stop."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from atlas_memory.models import AtlasCache
+from atlas_memory.ops import MemoryState
+from atlas_memory.train import DivergedError, Recipe, train
+from atlas_memory.train import loop as loop_module
+from atlas_memory.train.checkpoint import Checkpoints, DamagedCheckpointError, verify
+from atlas_memory.train.learner import Learner, Reader
+from tests.train.support import SEGMENTS, STEPS, logged, tiny_recipe, weights
+
+
+def recipe(folder: Path, **sections: Any) -> Recipe:
+    return Recipe.model_validate(tiny_recipe(folder, **sections))
+
+
+def trained(folder: Path, name: str, resume: bool = False, **sections: Any) -> Path:
+    train(recipe(folder, **sections), folder / name, resume=resume, progress=False)
+    return folder / name
+
+
+def same(first: Path, second: Path) -> bool:
+    one, other = weights(first / "final"), weights(second / "final")
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def cut_back(run: Path, name: str, step: int) -> Path:
+    """A copy as it was after a step, but for the log, which a crash leaves as it is."""
+    copy = run.parent / name
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "final")
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    return copy
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "carried": {"data": {"rows": {"kind": "packed", "boundaries": "carry", "batch": 4, "length": 12}}},
+    "segments": {"data": SEGMENTS},
+    "accumulated segments": {"data": SEGMENTS, "loop": {"steps": STEPS, "rows_per_pass": 3}},
+    "muon, curriculum, tied": {
+        "model": {"tie_word_embeddings": True},
+        "optimizer": {"name": "muon", "lr": 0.01},
+        "data": {"rows": {"batch": 4, "length": 8, "lengths": [[2, 12], [5, 16]]}},
+    },
+    "bfloat16 segments": {"data": SEGMENTS, "loop": {"steps": STEPS, "precision": "bfloat16"}},
+    "checkpointed activations": {"data": SEGMENTS, "loop": {"steps": STEPS, "gradient_checkpointing": True}},
+    "a trained tokenizer": {"tokenizer": {"vocabulary": 300}},
+    "mac, penalty": {
+        "model": {"backbone": "mac", "segment_length": 8},
+        "data": SEGMENTS,
+        "loop": {"steps": STEPS, "write_penalty": 0.5},
+    },
+    "transformer": {"model": {"preset": "transformer", "backbone": "lmm", "memory": {}}, "data": SEGMENTS},
+}
+
+
+def sections_of(variant: str, folder: Path) -> dict[str, Any]:
+    """With the parts of the tiny recipe that a variant leaves as they are."""
+    sections, base = dict(VARIANTS[variant]), tiny_recipe(folder)
+    return {name: {**base.get(name, {}), **section} for name, section in sections.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resuming_is_exact(tmp_path: Path, variant: str) -> None:
+    sections = sections_of(variant, tmp_path)
+    whole = trained(tmp_path, "whole", **sections)
+    resumed = cut_back(whole, "resumed", STEPS - 2)
+    trained(tmp_path, "resumed", resume=True, **sections)
+    assert same(whole, resumed)
+    assert logged(resumed) == logged(whole)
+    assert logged(resumed, "validation_loss") == logged(whole, "validation_loss")
+
+
+def test_the_loss_falls_and_the_model_is_a_folder_of_transformers(tmp_path: Path) -> None:
+    run = trained(tmp_path, "run", loop={"steps": 25}, checkpoint={"every": 0})
+    losses = logged(run)
+    assert sum(losses[-3:]) < sum(losses[:3]) - 3
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "final"), AutoTokenizer.from_pretrained(run / "final")
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.generate(**tokenizer("Line", return_tensors="pt"), max_new_tokens=3).shape == (1, 7)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000025"]
+
+
+@pytest.mark.parametrize("kind", ["packed", "segments"])
+def test_accumulation_changes_nothing(tmp_path: Path, kind: str) -> None:
+    data = tiny_recipe(tmp_path)["data"] | {"rows": {"kind": kind, "batch": 4, "length": 12}}
+    whole = trained(tmp_path, "whole", data=data)
+    split = trained(tmp_path, "split", data=data, loop={"steps": STEPS, "rows_per_pass": 3})
+    assert logged(split) == pytest.approx(logged(whole), rel=1e-5)
+
+
+def test_monitors_only_look(tmp_path: Path) -> None:
+    watched = trained(tmp_path, "watched", data=tiny_recipe(tmp_path)["data"] | SEGMENTS)
+    blind = trained(
+        tmp_path,
+        "blind",
+        data=tiny_recipe(tmp_path)["data"] | SEGMENTS,
+        logging={"every": 1, "monitors": False, "tensorboard": False},
+    )
+    assert same(watched, blind)
+    assert logged(watched, "memory_norm")
+    assert not logged(blind, "memory_norm")
+
+
+def test_a_penalty_makes_memories_write_less(tmp_path: Path) -> None:
+    free = trained(tmp_path, "free", loop={"steps": 20})
+    held = trained(tmp_path, "held", loop={"steps": 20, "write_penalty": 100.0})
+    assert logged(held, "write")[-1] < 0.9 * logged(free, "write")[-1]
+
+
+def test_memory_states_stay_float32_under_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[AtlasCache]] = []
+    save = Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, learner, p: kept.append(learner.caches) or save(self, learner, p)
+    )
+    trained(
+        tmp_path,
+        "run",
+        data=tiny_recipe(tmp_path)["data"] | SEGMENTS,
+        loop={"steps": 2, "precision": "bfloat16"},
+    )
+    parts = [part for layer in kept[-1][0].layers if layer.state is not None for part in layer.state.parts.values()]
+    memories = [part for part in parts if isinstance(part, MemoryState)]
+    assert memories
+    assert {tensor.dtype for part in memories for tensor in part.tensors.values()} == {torch.float32}
+
+
+def test_carried_rows_see_what_came_before(tmp_path: Path) -> None:
+    """In segments a step knows the documents from their beginning: other losses than if every row started empty."""
+    data = tiny_recipe(tmp_path)["data"] | SEGMENTS
+    carried = trained(tmp_path, "carried", data=data)
+    forgetful = Learner._read
+
+    def forget(self: Learner, *arguments: Any) -> Any:
+        self.caches = []
+        return forgetful(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "_read", forget)
+        empty = trained(tmp_path, "empty", data=data)
+    assert logged(carried)[0] == logged(empty)[0]
+    assert logged(carried)[1:] != logged(empty)[1:]
+
+
+class TestDivergence:
+    def test_a_bad_step_changes_no_weight_and_is_counted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls, forward = [0], Reader.forward
+
+        def spoiled(self: Reader, *arguments: Any) -> Any:
+            reading = forward(self, *arguments)
+            calls[0] += self.training
+            return (
+                reading._replace(loss=reading.loss * float("nan")) if calls[0] == STEPS and self.training else reading
+            )
+
+        monkeypatch.setattr(Reader, "forward", spoiled)
+        run = trained(tmp_path, "run", evaluation={"every": 0})
+        before, after = (weights(run / "checkpoints" / f"step-{step:08d}") for step in (STEPS - 1, STEPS))
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert logged(run, "skipped")[-2:] == [0, 1]
+
+    @pytest.mark.parametrize("backbone", ["mag", "mac"])
+    def test_stops_with_the_last_monitors(
+        self, tmp_path: Path, backbone: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = tiny_recipe(tmp_path)["model"] | {"backbone": backbone, "segment_length": 8}
+        with pytest.raises(DivergedError, match=r"3 steps in a row .*memory_norm"):
+            trained(
+                tmp_path,
+                "run",
+                model=model,
+                optimizer={"lr": 1e30},
+                loop={"steps": 9, "patience": 3},
+                schedule={"name": "constant", "warmup": 0},
+                evaluation={"every": 0},
+            )
+        assert "is skipped" in caplog.text
+
+
+class TestCheckpoints:
+    def test_the_newest_and_the_best_are_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        losses = iter([2.0, 1.0, 3.0, 4.0, 5.0, 6.0])
+        monkeypatch.setattr(Learner, "loss", lambda self, batches: next(losses))
+        run = trained(tmp_path, "run", evaluation={"every": 1}, checkpoint={"every": 1, "keep": 2})
+        kept = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
+        assert kept == [2, 5, 6]
+
+    @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "no manifest"])
+    def test_damage_is_detected_and_the_one_before_is_used(
+        self, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        whole = trained(tmp_path, "whole")
+        resumed = cut_back(whole, "resumed", STEPS)
+        newest = resumed / "checkpoints" / f"step-{STEPS:08d}"
+        _damage(newest, damage)
+        with pytest.raises(DamagedCheckpointError, match="damaged"):
+            verify(newest)
+        trained(tmp_path, "resumed", resume=True)
+        assert f"step-{STEPS:08d} is damaged" in caplog.text
+        assert same(whole, resumed)
+
+    def test_a_crash_while_saving_leaves_no_checkpoint(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(folder: Path) -> None:
+            raise OSError("no space left")
+
+        monkeypatch.setattr("atlas_memory.train.checkpoint._write_manifest", fail)
+        with pytest.raises(OSError, match="no space"):
+            trained(tmp_path, "run")
+        assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+    def test_a_folder_with_a_run_is_not_overwritten(self, tmp_path: Path) -> None:
+        trained(tmp_path, "run")
+        with pytest.raises(ValueError, match="holds a run already"):
+            trained(tmp_path, "run")
+
+    def test_another_model_is_refused(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        trained(tmp_path, "run")
+        with pytest.raises(ValueError, match="another model"):
+            trained(tmp_path, "run", resume=True, model=tiny_recipe(tmp_path)["model"] | {"num_hidden_layers": 1})
+        assert "model.num_hidden_layers was 2, and is 1" in caplog.text
+
+    def test_nothing_to_resume_from_is_a_beginning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO):
+            run = trained(tmp_path, "run", resume=True)
+        assert (run / loop_module.FINAL).is_dir()
+
+
+def _damage(checkpoint: Path, damage: str) -> None:
+    file = checkpoint / ("manifest.json" if damage == "no manifest" else "model.safetensors")
+    content = bytearray(file.read_bytes())
+    if damage == "truncated":
+        file.write_bytes(content[:-10])
+    elif damage == "flipped":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    else:
+        file.unlink()
+
+
+def test_runs_end_where_the_data_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = tiny_recipe(tmp_path)["data"] | {"rows": {"batch": 4, "length": 200, "epochs": 1}}
+    run = trained(tmp_path, "run", data=data, loop={"steps": 50})
+    assert "The data ended" in caplog.text
+    assert 1 <= len(logged(run)) < 50
