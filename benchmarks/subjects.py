@@ -99,11 +99,25 @@ def operator_arguments(preset: str, size: Size = STANDARD, **overrides: Any) -> 
     return Arguments(spec, *unit, _leaf(values / math.sqrt(size.key_width)), gates, _initial(spec, size.heads))
 
 
+def infinite_arguments(preset: str, size: Size = STANDARD) -> Arguments:
+    """For a preset with infinite features, at its own widths but for the keys'."""
+    torch.manual_seed(0)
+    spec = presets.make(preset, key_width=size.key_width, chunk=size.chunk)
+    tokens = (size.batch, size.tokens, size.heads)
+    queries, keys, values = torch.randn(3, *tokens, size.key_width)
+    gates = Gates(
+        step=_leaf(torch.rand(*tokens)) if spec.step == "learned" else None,
+        window=_leaf(torch.rand(*tokens, spec.window)) if spec.window > 1 else None,
+    )
+    unit = (_leaf(F.normalize(x, dim=-1)) for x in (queries, keys))
+    return Arguments(spec, *unit, _leaf(values / math.sqrt(size.key_width)), gates, _initial(spec, size.heads))
+
+
 def _initial(spec: MemorySpec, heads: int) -> dict[str, Tensor] | None:
     if spec.network == "matrix":
         return None
     scales = {"down": 0.5 / math.sqrt(spec.value_width)}
-    return {s: _leaf(torch.randn(heads, *shape) * scales.get(s, 1)) for s, shape in spec.site_shapes().items()}
+    return {s: _leaf(torch.randn(heads, *shape) * scales.get(s, 1)) for s, shape in spec.initial_shapes().items()}
 
 
 def _leaf(x: Tensor) -> Tensor:

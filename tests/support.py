@@ -255,3 +255,14 @@ def assert_same(actual: Result, expected: Result) -> None:
     assert sorted(actual.gradients) == sorted(expected.gradients)
     for name, gradient in expected.gradients.items():
         assert_close(actual.gradients[name], gradient, f"gradient of {name}")
+
+
+def assert_readings_same(
+    actual: tuple[Tensor, MemoryState], expected: tuple[Tensor, MemoryState], leaves: Mapping[str, Tensor]
+) -> None:
+    """Two readings of a layer agree in outputs, state, and the gradients of a mix of both."""
+    assert_close(actual[0], expected[0], "outputs")
+    assert_states_close(actual[1], expected[1])
+    gradients, expected_gradients = (gradients_of(random_mix(*result), leaves) for result in (actual, expected))
+    for name in leaves:
+        assert_close(gradients[name], expected_gradients[name], f"gradient of {name}")

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import importlib
 
-GROUPS = ("peer", "matmul", "variants", "muon", "long_streams", "presets", "facts", "training")
+GROUPS = (
+    "peer",
+    "matmul",
+    "variants",
+    "muon",
+    "attention",
+    "long_streams",
+    "language_models",
+    "presets",
+    "facts",
+    "training",
+)
 
 
 def enter_all() -> None:

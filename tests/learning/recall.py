@@ -3,11 +3,17 @@
 A fact is a key token followed by a value token. Facts lie at random places of a stretch of noise; every key is given
 twice, with two values, of which the last counts. After a gap of noise alone, each key is shown once more, and its
 value is to be predicted. Chance is one in the number of values.
+
+    python -m tests.learning.recall atlas --gap 200 --steps 600 --set momentum_floor=1e-6
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,15 +85,24 @@ class TwoLayers(nn.Module):
         return self.head(self.norms[4](x))
 
 
-def train(model: nn.Module, task: Task, steps: int, batch: int = 16, rate: float = 3e-3, seed: int = 0) -> float:
-    """Train, and return the accuracy on fresh sequences."""
+def train(
+    model: nn.Module,
+    task: Task,
+    steps: int,
+    batch: int = 16,
+    rate: float = 3e-3,
+    seed: int = 0,
+    watch: Callable[[int, float], None] | None = None,
+    every: int = 50,
+) -> float:
+    """Train, and return the accuracy on fresh sequences; `watch` is shown it every so many steps."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     warm_up = min(20, steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, 1.0) * (1 - 0.9 * step / steps)
     )
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         tokens, targets = task.batch(batch, generator)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
@@ -95,6 +110,8 @@ def train(model: nn.Module, task: Task, steps: int, batch: int = 16, rate: float
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        if watch is not None and step % every == 0:
+            watch(step, accuracy(model, task, torch.Generator().manual_seed(seed + 1)))
     return accuracy(model, task, generator)
 
 
@@ -103,3 +120,29 @@ def accuracy(model: nn.Module, task: Task, generator: torch.Generator, size: int
     tokens, targets = task.batch(size, generator)
     asked = targets >= 0
     return (model(tokens).argmax(-1) == targets)[asked].float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a two-layer model on noisy recall, and print its accuracy.")
+    parser.add_argument("preset")
+    parser.add_argument("--gap", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=6e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of MemorySpec")
+    options = parser.parse_args()
+    fields = {"key_width": 16, "chunk": 16}
+    fields |= {name: json.loads(value) for name, value in (text.split("=", 1) for text in options.set)}
+    task, start = Task(gap=options.gap), time.perf_counter()
+    torch.manual_seed(options.seed)
+    model = TwoLayers(task.vocabulary, options.preset, **fields)
+
+    def watch(step: int, value: float) -> None:
+        print(f"{options.preset} step {step}: {value:.0%} after {time.perf_counter() - start:.0f} s", flush=True)
+
+    train(model, task, options.steps, options.batch, options.rate, options.seed, watch)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from tests.learning.recall import Task, TwoLayers, train
 SHORT = Task(keys=4, values=4, noise=8, facts_stretch=24, gap=16)
 
 
-@pytest.mark.parametrize("preset", ["gated_deltanet", "titans"])
+@pytest.mark.parametrize("preset", ["atlas", "gated_deltanet", "titans"])
 def test_short_recall_is_learned(preset: str) -> None:
     torch.manual_seed(0)
     model = TwoLayers(SHORT.vocabulary, preset, key_width=16, chunk=8)

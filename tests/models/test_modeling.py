@@ -94,6 +94,20 @@ def test_mask_of_everything_or_of_the_new() -> None:
         assert_close(model(ids[:, 6:], attention_mask=second, past_key_values=cache).logits, whole[:, 6:])
 
 
+def test_an_error_leaves_the_cache_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_model(), token_ids(1, 6)
+    cache = model(ids[:, :3]).past_key_values
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="midway"):
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("midway")
+
+        patch.setattr(model.model.layers[1], "forward", fail)
+        model(ids[:, 3:], past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [3, 3]
+    assert_close(model(ids[:, 3:], past_key_values=cache).logits, model(ids).logits[:, 3:])
+
+
 def test_registered() -> None:
     config = small_config()
     assert isinstance(AutoModelForCausalLM.from_config(config), AtlasForCausalLM)

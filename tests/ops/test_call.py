@@ -54,6 +54,17 @@ BAD: dict[str, tuple[Callable[[Problem], dict[str, Any]], str]] = {
     "queries with NaN": (lambda p: {"queries": _not_finite(p.queries, torch.nan)}, "queries holds NaN"),
     "infinite values": (lambda p: {"values": _not_finite(p.values, torch.inf)}, "values holds NaN or infinite"),
     "gate with NaN": (lambda p: {"gates": _gates(p, step=_not_finite(p.gates.step, torch.nan))}, "gates.step"),
+    "gate above one": (lambda p: {"gates": _gates(p, step=p.gates.step + 1)}, "gates.step must lie between 0 and 1"),
+    "negative gate": (lambda p: {"gates": _gates(p, window=-p.gates.window)}, "gates.window must lie between 0 and 1"),
+    "initial weights with NaN": (
+        lambda p: {"initial": {**p.initial, "up": _not_finite(p.initial["up"], torch.nan)}},
+        r"initial\['up'\] holds NaN",
+    ),
+    "infinite coefficients": (
+        lambda p: {"coefficients": _not_finite(p.coefficients, torch.inf)},
+        "coefficients holds NaN or infinite",
+    ),
+    "coefficients elsewhere": (lambda p: {"coefficients": p.coefficients.to("meta")}, "coefficients are on meta"),
     "no initial weights": (lambda p: {"initial": None}, "initial must give the weights"),
     "missing layer": (lambda p: {"initial": {"up": p.initial["up"]}}, r"initial\['down'\] must have shape"),
     "layer of another shape": (

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.layers.states import AttentionState
 from atlas_memory.ops.packing import Packing, last_rows
 
@@ -178,10 +179,11 @@ class Attention(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, begin: int, visible: Tensor | None, causal: bool = False
     ) -> Tensor:
         """Softmax attention of queries (B, Q, H, D), the first at place `begin`, to keys (B, N, S, H, D)."""
-        cosine, sine = self._angles(keys.shape[1], keys)
+        places = torch.arange(keys.shape[1], device=keys.device)
+        cosine, sine = angles(places, self.width, self.theta, keys)
         asking = slice(begin, begin + queries.shape[1])
-        rotated = _rotate(queries, cosine[asking, None], sine[asking, None])
-        turned = _rotate(keys, cosine[:, None, None], sine[:, None, None]).flatten(1, 2)
+        rotated = rotate(queries, cosine[asking, None], sine[asking, None])
+        turned = rotate(keys, cosine[:, None, None], sine[:, None, None]).flatten(1, 2)
         contents = values.flatten(1, 2)
         if visible is not None and self.sources > 1:
             visible = visible.repeat_interleave(self.sources, dim=-1)
@@ -210,18 +212,6 @@ class Attention(nn.Module):
         learned = self.persistent.to(keys.dtype)[:, None].expand(-1, keys.shape[0], -1, -1, -1)
         joined = torch.cat([F.pad(learned[0], (self.width, 0)), F.pad(keys, (0, self.width))], dim=1)
         return torch.cat([rotated, queries], dim=-1), joined, torch.cat([learned[1], values], dim=1)
-
-    def _angles(self, places: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine (places, D / 2) of every frequency."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        powers = torch.arange(0, self.width, 2, device=like.device, dtype=dtype) / self.width
-        angles = torch.arange(places, device=like.device, dtype=dtype)[:, None] * self.theta**-powers
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, theta: float) -> None:

@@ -29,10 +29,13 @@ MOMENTUM = 0.5
 # strongly written noise erases them: before the gate has learned to tell them apart, less is more.
 STEP = 0.1
 # Muon looks at its momentum only once per interval, and must still see the interval's first tokens there: θ = 1 − 1/r.
-# Its steps do not shrink with the error, so η̄, their sum over an interval, starts at a half, and η at a tenth at most.
-MUON_STEP = 0.5
+# η̄, the steps' sum over an interval, starts at one, and η at a tenth at most.
+MUON_STEP = 1.0
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
+# Under Muon γ alone says how strongly a token is written. It starts below the floor of Newton–Schulz, where writes are
+# in proportion to it; above, singular values are equal whatever γ is, noise erases facts, and no gradient says so.
+MUON_WINDOW = (0.1, 0.01)
 
 
 class TokenGates(nn.Module):
@@ -79,7 +82,7 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
         step = min(STEP, MUON_STEP / spec.interval) if spec.optimizer == "muon" else STEP
         values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
     if spec.window > 1:
-        own, older = WINDOW
+        own, older = MUON_WINDOW if spec.optimizer == "muon" else WINDOW
         values["window"] = torch.tensor([own] + [older] * (spec.window - 1), dtype=torch.float64).expand(heads, -1)
     return values
 

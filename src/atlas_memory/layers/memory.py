@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers.gates import TokenGates
+from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
 from atlas_memory.ops.packing import Packing, take_rows
@@ -31,6 +32,9 @@ LARGEST_VALUE = 1e4
 # Of the exponential's sharpness β: at 1,000 two keys an angle of five degrees apart are strangers.
 LARGEST_ROOT = 1000**0.5
 
+# Of attention, by default.
+ROTARY = 10_000.0
+
 # Initial weights of layers that see more features than this are products of two thin factors.
 WIDEST_FULL_INITIAL = 128
 
@@ -40,7 +44,8 @@ class Memory(nn.Module):
 
     preset: a name of `presets.names()`; any field of MemorySpec can be overridden by keyword. spec: given instead of a
     preset. convolution: width of the causal convolution, 1 for none. initial_rank: of the initial weights of layers
-    that see wide features.
+    that see wide features. rotary: the base of rotary positions, None for none; memories with infinite features have
+    them unless told otherwise, as attention does.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Memory(nn.Module):
         spec: MemorySpec | None = None,
         convolution: int = 4,
         initial_rank: int = 16,
+        rotary: float | str | None = "fitting",
         **overrides: Any,
     ) -> None:
         super().__init__()
@@ -67,6 +73,11 @@ class Memory(nn.Module):
             raise ValueError(f"spec={spec!r} must be a MemorySpec; presets are named by `preset`.")
         self.spec = presets.make(preset, **overrides) if spec is None else spec.replace(**overrides)
         self.dim, self.heads, self.convolution = dim, heads, convolution
+        self.rotary: float | None = ROTARY if self.spec.kernel else None
+        if rotary is None or (isinstance(rotary, int | float) and rotary > 1):
+            self.rotary = rotary
+        elif rotary != "fitting":
+            raise ValueError(f"rotary={rotary!r} must be a number above 1, None, or 'fitting'.")
         key_width, value_width = self.spec.key_width, self.spec.value_width
         self.widths = [heads * key_width, heads * key_width, heads * value_width]
         self.tokens = nn.Linear(dim, sum(self.widths), bias=False)
@@ -129,7 +140,8 @@ class Memory(nn.Module):
             raise ValueError(f"state must be a MemoryState, got {type(state).__name__}.")
         state.check(self.spec, x.shape[0], x.device)
         x = cap(x, LARGEST_INPUT)
-        queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)))
+        last = torch.tensor([max(n - 1, 0) for n in state.position])[:, None]  # asked from where reading stands
+        queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)), last)
         answers = recall(self.spec, queries, state, coefficients=self._coefficients())
         return self._output(answers, x)
 
@@ -156,7 +168,8 @@ class Memory(nn.Module):
         x = cap(packing.unpack(x), LARGEST_INPUT)
         tail = self._tail(state, x)
         raw = self.tokens(x)
-        queries, keys, values = self._split(self._convolve(raw, tail))
+        before = torch.tensor((0,) * packing.rows if state is None else state.position)[:, None]
+        queries, keys, values = self._split(self._convolve(raw, tail), before + torch.arange(x.shape[1]))
         answers, after = operator(
             self.spec,
             queries,
@@ -209,13 +222,20 @@ class Memory(nn.Module):
             raw = F.conv1d(both, self.mixing.to(raw.dtype), groups=both.shape[1]).mT
         return F.silu(raw)
 
-    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (B, T, H, D), normalised, and values (B, T, H, V), in the working precision."""
+    def _split(self, mixed: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (B, T, H, D), normalised, and values (B, T, H, V), in the working precision.
+
+        places (B, T or 1): of the tokens in their sequences.
+        """
         dtype = torch.float64 if mixed.dtype == torch.float64 else torch.float32
         queries, keys, values = (
             part.unflatten(-1, (self.heads, -1)) for part in mixed.to(dtype).split(self.widths, -1)
         )
-        return normalise(queries), normalise(keys), cap(values, LARGEST_VALUE)
+        queries, keys = normalise(queries), normalise(keys)
+        if self.rotary is not None:
+            cosine, sine = angles(places[..., None].to(mixed.device), self.spec.key_width, self.rotary, keys)
+            queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
+        return queries, keys, cap(values, LARGEST_VALUE)
 
     def _coefficients(self) -> Tensor | None:
         """The polynomial's, scaled so that φ of a unit vector is a unit vector; or the exponential's sharpness."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -88,6 +88,11 @@ class AtlasCache(Cache):
 
     def __init__(self, num_hidden_layers: int) -> None:
         super().__init__(layers=[AtlasCacheLayer() for _ in range(num_hidden_layers)])
+
+    def advance(self, states: Sequence[BlockState], columns: int) -> None:
+        """Go on to these states of the layers, `columns` further."""
+        for layer, state in zip(self.layers, states, strict=True):
+            layer.advance(state, columns)
 
     @property
     def nbytes(self) -> int:

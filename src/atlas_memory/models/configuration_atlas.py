@@ -16,14 +16,14 @@ BACKBONES = tuple(name for name, row in MIXERS.items() if row.memory)
 ATTENTION_LAYERS = tuple(name for name, row in MIXERS.items() if not row.memory)
 
 # Keys of `memory` that belong to the layer around the operator, not to its spec.
-LAYER_OPTIONS = ("convolution", "initial_rank")
+LAYER_OPTIONS = ("convolution", "initial_rank", "rotary")
 
 
 class AtlasConfig(PreTrainedConfig):
     """The fields of an Atlas language model.
 
     preset: the memory, a name of `presets.names()`. backbone: how memory and attention share a layer: lmm, mal, mag or
-    mac. memory: further fields of MemorySpec, or convolution and initial_rank of the layer; for every memory.
+    mac. memory: further fields of MemorySpec, or convolution, initial_rank and rotary of the layer; for every memory.
     memory_heads: heads of the memory, whose key width is its own. layer_types: for each layer a preset, which stands in
     the backbone, or "full_attention" or "sliding_attention"; None: the preset everywhere. sliding_window: of attention
     in mal, mag and sliding layers. segment_length: of mac. persistent_tokens: learned keys and values of attention.

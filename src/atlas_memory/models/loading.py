@@ -1,8 +1,9 @@
-"""Whether a checkpoint is of the model it is loaded into."""
+"""What stands beside a checkpoint, and whether it is of the model it is loaded into."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -14,6 +15,28 @@ ARCHITECTURE = ("backbone", "preset", "layer_types")
 
 # Arguments of from_pretrained that say where the configuration is.
 PLACE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+# For programs that import transformers alone: with trust_remote_code they run this file, which brings the package in.
+LOADER = "loading_atlas.py"
+LOADER_TEXT = '''"""Brings in the classes of this model: pip install atlas-memory."""
+
+from atlas_memory import AtlasConfig, AtlasForCausalLM, AtlasModel
+
+__all__ = ["AtlasConfig", "AtlasForCausalLM", "AtlasModel"]
+'''
+AUTO_MAP = {
+    auto: f"{Path(LOADER).stem}.{name}"
+    for auto, name in (
+        ("AutoConfig", "AtlasConfig"),
+        ("AutoModel", "AtlasModel"),
+        ("AutoModelForCausalLM", "AtlasForCausalLM"),
+    )
+}
+
+
+def write_loader(folder: Any) -> None:
+    Path(folder, LOADER).write_text(LOADER_TEXT, encoding="utf-8")
 
 
 def check_same_architecture(path: Any, arguments: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from atlas_memory.models.inputs import (
     mask_of_new_tokens,
     packed_bounds,
 )
-from atlas_memory.models.loading import check_same_architecture, check_weights_found
+from atlas_memory.models.loading import AUTO_MAP, check_same_architecture, check_weights_found, write_loader
 from atlas_memory.models.reading import DEFAULT_STEP, TokenSource, read
 from atlas_memory.ops.packing import Packing
 
@@ -83,6 +83,12 @@ class AtlasPreTrainedModel(PreTrainedModel):
         model, info = loaded
         check_weights_found(pretrained_model_name_or_path, info, resizes)
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the folder also loads where nothing but transformers is imported, as in lm_eval."""
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_loader(save_directory)
 
 
 class AtlasModel(AtlasPreTrainedModel):
@@ -141,17 +147,18 @@ class AtlasModel(AtlasPreTrainedModel):
         x = packing.unpack(x)
         right_padding = real_tokens(packing.lengths, x.shape[1])
         columns = tokens if bounds is None else x.shape[1]
-        seen = [x]  # what every layer was given, and the end
+        seen, states = [], []
         for place, layer in enumerate(self.layers):
+            seen += [x] if output_hidden_states else []
             state = None if cache is None else cache.layers[place].state
             x, state = layer(x, state=state, mask=right_padding, keep_state=keep)
-            if cache is not None and state is not None:
-                cache.layers[place].advance(state, columns)
-            seen.append(x)
+            states.append(state)
+        if cache is not None:  # all layers, or, after an error in one of them, none
+            cache.advance(states, columns)
         x = self.norm(x)
         outputs: dict[str, Any] = {"last_hidden_state": packing.pack(x), "past_key_values": cache}
         if output_hidden_states:
-            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen[:-1], x])
+            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen, x])
         return BaseModelOutputWithPast(**outputs)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

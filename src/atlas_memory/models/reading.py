@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from atlas_memory.models.cache import AtlasCache
+from atlas_memory.models.inputs import check_token_ids
 
 if TYPE_CHECKING:
     from atlas_memory.models.modeling_atlas import AtlasModel
@@ -46,6 +47,7 @@ def read(
     with bar:
         task = bar.add_task("reading", total=_count(tokens))
         for piece in _pieces(tokens, step):
+            check_token_ids(piece, model.config.vocab_size)  # on the host, where the model need not be
             model(input_ids=piece.to(device), past_key_values=cache, use_cache=True)
             bar.advance(task, piece.shape[1])
     return cache

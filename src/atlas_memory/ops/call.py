@@ -52,7 +52,7 @@ def prepare(
     lengths = tuple(lengths) if lengths is not None else (tokens,) * batch
     if len(lengths) != batch or any(not 0 <= n <= tokens for n in lengths):
         raise ValueError(f"lengths={lengths} must hold {batch} numbers between 0 and {tokens}.")
-    _check_coefficients(spec, coefficients)
+    _check_coefficients(spec, coefficients, keys.device)
     gates = Gates(*(None if gate is None else gate.to(dtype) for gate in gates))
     if spec.limiter and gates.momentum is not None:
         gates = gates._replace(momentum=gates.momentum.clamp_max(spec.largest_momentum))
@@ -66,7 +66,10 @@ def prepare(
         working = {name: state.tensors[name].to(dtype) for name in fresh.tensors}
         state = MemoryState(spec, working | _without_padding(state, working), state.position)
     if check_finite if check_finite is not None else _eager_cpu(keys):
-        _check_finite({"queries": queries, "keys": keys, "values": values, **_named_gates(gates)})
+        tensors = {"queries": queries, "keys": keys, "values": values, **_named_gates(gates)}
+        tensors |= {f"initial[{name!r}]": weight for name, weight in (initial or {}).items()}
+        _check_finite(tensors if coefficients is None else {**tensors, "coefficients": coefficients})
+        _check_range(gates)
     keys = keys.to(dtype)
     feature = feature_map(spec, coefficients, keys)
     return Call(spec, feature, queries.to(dtype), keys, values.to(dtype), gates, state, lengths)
@@ -125,7 +128,7 @@ def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
             )
 
 
-def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None) -> None:
+def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None, device: torch.device) -> None:
     if coefficients is None:
         return
     counts = {"polynomial": spec.degree + 1, "exponential": 1}
@@ -133,6 +136,8 @@ def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None) -> None:
         raise ValueError(f"coefficients are for feature='polynomial' and 'exponential', not {spec.feature!r}.")
     if tuple(coefficients.shape) != (counts[spec.feature],):
         raise ValueError(f"coefficients must have shape ({counts[spec.feature]},), got {tuple(coefficients.shape)}.")
+    if coefficients.device != device:
+        raise ValueError(f"coefficients are on {coefficients.device}, but keys on {device}.")
 
 
 def _initial_weights(
@@ -172,3 +177,9 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{name} holds NaN or infinite numbers; only finite ones are accepted.")
+
+
+def _check_range(gates: Gates) -> None:
+    for name, gate in _named_gates(gates).items():
+        if gate.numel() and not (float(gate.detach().amin()) >= 0 and float(gate.detach().amax()) <= 1):
+            raise ValueError(f"{name} must lie between 0 and 1.")

@@ -70,14 +70,16 @@ def impulse_chunk(spec: MemorySpec, feature: Feature, keys: Tensor, values: Tens
     kernel = feature.kernel(keys.flatten(-3, -2), keys.flatten(-3, -2))
     readers = _per_impulse(torch.arange(keys.shape[-3], device=keys.device), width, -1)
     kernel = unexpired(kernel, readers - 1, impulse_tokens(keys), spec.horizon)
-    inverse = _inverse(kernel, _before(writes), scale, width)
+    # Without momentum, the state before token t, decayed by it, is row t of the decays: nothing to shift.
+    aligned = width == 1 and gates.momentum is None and (scale is not None or gates.retention is None)
+    inverse = _inverse(kernel, writes, None, width) if aligned else _inverse(kernel, _before(writes), scale, width)
     inputs = feature.expand(keys.flatten(-3, -2))
 
     def shifted(row_scale: Tensor) -> Tensor:
         row_scale = row_scale if scale is None else row_scale * scale
         return _per_impulse(row_scale, width, -1)[..., None]
 
-    weight_scale = shifted(_before(weight[..., None], first=1.0)[..., 0])
+    weight_scale = weight[..., None] if aligned else shifted(_before(weight[..., None], first=1.0)[..., 0])
     return ImpulseChunk(
         inputs,
         None if spec.kernel else inverse @ (weight_scale * inputs),

@@ -74,19 +74,20 @@ def _matrix(activation: Activation, scale: float, residual: bool) -> Network:
     return Network(forward, factors, curvature=0.0)
 
 
-def _mlp(activation: Activation, scale: float, residual: bool) -> Network:
-    def head(reader: Reader, hidden: Tensor, raw: Tensor) -> Tensor:
-        prediction = reader.read("down", hidden)
-        return prediction + raw if residual else prediction
+def _predict(reader: Reader, residual: bool, hidden: Tensor, raw: Tensor) -> Tensor:
+    prediction = reader.read("down", hidden)
+    return prediction + raw if residual else prediction
 
+
+def _mlp(activation: Activation, scale: float, residual: bool) -> Network:
     def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
-        return head(reader, activation.value(reader.read("up", z), scale), raw)
+        return _predict(reader, residual, activation.value(reader.read("up", z), scale), raw)
 
     def factors(
         reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Factors]]:
         hidden, slope = activation.value_and_slope(reader.read("up", z), scale)
-        prediction = head(reader, hidden, raw)
+        prediction = _predict(reader, residual, hidden, raw)
         deltas = error(prediction)
         hidden_deltas = reader.back("down", deltas) * slope
         return prediction, {"up": Factors(z, hidden_deltas), "down": Factors(hidden, deltas)}
@@ -95,13 +96,9 @@ def _mlp(activation: Activation, scale: float, residual: bool) -> Network:
 
 
 def _gated_mlp(activation: Activation, scale: float, residual: bool) -> Network:
-    def head(reader: Reader, hidden: Tensor, raw: Tensor) -> Tensor:
-        prediction = reader.read("down", hidden)
-        return prediction + raw if residual else prediction
-
     def forward(reader: Reader, z: Tensor, raw: Tensor) -> Tensor:
         hidden = activation.value(reader.read("gate", z), scale) * reader.read("up", z)
-        return head(reader, hidden, raw)
+        return _predict(reader, residual, hidden, raw)
 
     def factors(
         reader: Reader, z: Tensor, raw: Tensor, error: Callable[[Tensor], Tensor]
@@ -109,7 +106,7 @@ def _gated_mlp(activation: Activation, scale: float, residual: bool) -> Network:
         value, slope = activation.value_and_slope(reader.read("gate", z), scale)
         up = reader.read("up", z)
         hidden = value * up
-        prediction = head(reader, hidden, raw)
+        prediction = _predict(reader, residual, hidden, raw)
         deltas = error(prediction)
         hidden_deltas = reader.back("down", deltas)
         gate_slope = slope * up

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas_memory import AtlasConfig, AtlasForCausalLM
 from tests.tasks.paper.rows import ROWS
 
 
@@ -32,20 +33,21 @@ def save_tokenizer(folder: Path) -> int:
 
 def save_model(folder: Path, vocabulary: int) -> None:
     """The model under evaluation: the one place that says which."""
-    import transformers
-
-    config = transformers.LlamaConfig(
+    config = AtlasConfig(
         vocab_size=vocabulary,
+        preset="gated_deltanet",
+        backbone="mag",
         hidden_size=16,
-        intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
-        max_position_embeddings=256,
+        memory={"key_width": 8},
+        memory_heads=2,
+        sliding_window=32,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    AtlasForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

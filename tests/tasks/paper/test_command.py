@@ -61,7 +61,7 @@ def test_the_harness_s_own_command_with_a_local_task_file(
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / f"{task}.yaml").write_text(LOCAL_TASK.format(file=data_folder / "piqa.jsonl"))
     command = [str(Path(sys.executable).with_name("lm_eval")), "--model", "hf"]
-    command += ["--model_args", f"pretrained={model_folder}", "--tasks", task]
+    command += ["--model_args", f"pretrained={model_folder},trust_remote_code=True", "--tasks", task]
     command += ["--include_path", str(tmp_path / "tasks"), "--device", "cpu", "--output_path", str(tmp_path / "out")]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **offline})
