@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
+from rich.table import Column, Table
 
 from atlas_memory.cli.application import app, console, refused
 from atlas_memory.train import DivergedError, load_recipe, plot, runs, shipped_recipes
@@ -66,7 +67,7 @@ def list_runs(
         found = runs.find(folders)
     except ValueError as error:
         raise refused(error) from error
-    table = Table(*runs.COLUMNS)
+    table = Table(*(Column(name, overflow="fold") for name in runs.COLUMNS), box=box.SIMPLE, pad_edge=False)
     for run in found:
         table.add_row(*run.row())
     console.print(table)

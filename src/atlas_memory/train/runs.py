@@ -12,7 +12,7 @@ import yaml
 from atlas_memory.train.recipe_files import leaves
 from atlas_memory.train.records import LOG, read_log
 
-COLUMNS = ("run", "model", "step", "tokens", "loss", "validation", "best", "tokens/s", "skipped", "state")
+COLUMNS = ("run", "model", "step", "Mtokens", "loss", "valid.", "best", "tok/s", "bad", "done")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Run:
         model = self.recipe["model"]
         step, steps = max((line["step"] for line in self.log), default=0), self.recipe["loop"]["steps"]
         validation = self.values("validation_loss")[1]
-        state = "done" if (self.folder / "final").is_dir() and step >= steps else f"{step / steps:.0%}"
+        state = "yes" if (self.folder / "final").is_dir() and step >= steps else f"{step / steps:.0%}"
         return (
             self.name,
             f"{model.get('preset', 'atlas')} {model.get('backbone', 'mag')}",
             f"{step:,}",
-            _number(self.values("tokens")[1][-1:], ",.0f"),
-            _number(self.values("loss")[1][-1:], ".4f"),
-            _number(validation[-1:], ".4f"),
-            _number(sorted(validation)[:1], ".4f"),
+            _number([n / 1e6 for n in self.values("tokens")[1][-1:]], ",.2f"),
+            _number(self.values("loss")[1][-1:], ".3f"),
+            _number(validation[-1:], ".3f"),
+            _number(sorted(validation)[:1], ".3f"),
             _number(
                 sorted(speeds)[len(speeds) // 2 :][:1] if (speeds := self.values("tokens_per_second")[1]) else [],
                 ",.0f",
