@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_memory.data import IGNORED, PackedRows, Rows, RowsConfig, SegmentRows, Store, make_rows
+from atlas_memory.data import IGNORED, Batch, PackedRows, Rows, RowsConfig, SegmentRows, Store, make_rows
 from atlas_memory.data.order import DocumentOrder
 from tests.data.support import assert_same, make_store, merged, take
 
@@ -46,6 +46,21 @@ def stream(store: Store, config: RowsConfig, epochs: int) -> tuple[list[int], li
             tokens += ids
             first += [True] + [False] * (len(ids) - 1)
     return tokens, first
+
+
+def read_lanes(store: Store, config: RowsConfig) -> tuple[list[int], list[int], list[Batch]]:
+    """All that packed rows read, lane after lane and epoch after epoch: tokens, targets; and the batches."""
+    rows, batches = PackedRows(store, config), []
+    tokens: dict[tuple[int, int], list[int]] = {}
+    targets: dict[tuple[int, int], list[int]] = {}
+    while not rows.done:
+        batch, epoch = rows.read(), rows.epoch
+        for row, mask in enumerate(batch.mask):
+            tokens.setdefault((epoch, row), []).extend(batch.input_ids[row, mask].tolist())
+            targets.setdefault((epoch, row), []).extend(batch.targets[row, mask].tolist())
+        batches.append(batch)
+        rows.advance()
+    return *(list(itertools.chain(*(parts[key] for key in sorted(parts)))) for parts in (tokens, targets)), batches
 
 
 @pytest.mark.parametrize("fields", KINDS)
@@ -90,14 +105,12 @@ def test_packed_rows_are_the_stream_without_a_gap(
             batch=batch, length=length, lengths=((2, later),), seed=seed, boundaries=boundaries, epochs=3
         )
         tokens, first = stream(store, config, 3)
-        batches = take(PackedRows(store, config), 10_000)
+        read, targets, batches = read_lanes(store, config)
         assert [batch.input_ids.shape[1] for batch in batches[:3]] == [length, length, later][: len(batches)]
-        read = torch.cat([batch.input_ids[batch.mask] for batch in batches])
-        targets = torch.cat([batch.targets[batch.mask] for batch in batches])
-        assert read.tolist() == tokens
+        assert read == tokens
         reset = boundaries == "reset"
         follows = [IGNORED if begins and reset else t for t, begins in zip(tokens[1:], first[1:], strict=True)]
-        assert targets.tolist() == [*follows, IGNORED]
+        assert targets == [*follows, IGNORED]
         assert all((batch.targets[~batch.mask] == IGNORED).all() for batch in batches)
         assert [batch.target_count for batch in batches] == [int((b.targets != IGNORED).sum()) for b in batches]
 
@@ -105,9 +118,10 @@ def test_packed_rows_are_the_stream_without_a_gap(
 @pytest.mark.parametrize("boundaries", ["reset", "carry"])
 def test_memory_starts_at_rows_and_at_documents_when_reset(store: Store, boundaries: str) -> None:
     config = RowsConfig(batch=6, length=7, seed=3, boundaries=boundaries)
-    _, first = stream(store, config, 2)
+    _, first = stream(store, config, 1)
     batch = PackedRows(store, config).read()
-    expected = torch.tensor(first[: 6 * 7]).reshape(6, 7) & (boundaries == "reset")
+    lanes = [row * len(first) // 6 for row in range(6)]  # rows stand far apart in the stream
+    expected = torch.tensor([first[begin : begin + 7] for begin in lanes]) & (boundaries == "reset")
     expected[:, 0] = True
     assert torch.equal(batch.starts, expected)
     assert batch.packed == (boundaries == "reset")
@@ -124,9 +138,8 @@ def test_every_epoch_reads_every_document_once_in_its_own_order(store: Store) ->
 
 
 def test_without_shuffling_documents_keep_their_order(store: Store) -> None:
-    batches = take(rows_of(store, shuffle=False, epochs=1), 100)
-    read = torch.cat([batch.input_ids[batch.mask] for batch in batches])
-    assert read.tolist() == store.tokens.tolist()
+    config = RowsConfig(batch=6, length=7, shuffle=False, epochs=1)
+    assert read_lanes(store, config)[0] == store.tokens.tolist()
 
 
 def test_seeds_give_different_rows(store: Store) -> None:

@@ -134,7 +134,11 @@ class Rows(abc.ABC):
 
 
 class PackedRows(Rows):
-    """Documents one after another, epoch after epoch, cut into rows without a gap: no token is ever left out.
+    """Documents one after another, cut into rows without a gap: every token of an epoch is read once.
+
+    The rows of a batch stand far apart: the stream of an epoch is divided into as many lanes as the batch has rows, and
+    each row reads on in its own; rows one after another would mostly be of one document. Where lanes end, a row may be
+    short.
 
     boundaries='reset': memories start empty at each document, and no target asks for the first token of the next one.
     boundaries='carry': a row is one sequence whatever documents it holds, and the next document is a target too.
@@ -144,26 +148,34 @@ class PackedRows(Rows):
         super().__init__(store, config)
         self.resets = config.boundaries == "reset"
         self.packed = self.resets
-        self.position = 0  # tokens read before the next batch
+        self.epoch, self.position = 0, 0  # tokens read of each lane before the next batch
         self._end = None if config.epochs is None else config.epochs * self.order.tokens
 
     @property
     def epochs_read(self) -> float:
-        return self.position / self.order.tokens
+        return self.epoch + self.position / self._longest_lane()
 
     @property
     def done(self) -> bool:
-        return self._end is not None and self.position >= self._end
+        return self.config.epochs is not None and self.epoch >= self.config.epochs
 
-    def _clipped(self, position: int) -> int:
-        return position if self._end is None else min(position, self._end)
+    def _longest_lane(self) -> int:
+        return -(-self.order.tokens // self.config.batch)
+
+    def _bounds(self, row: int) -> tuple[int, int]:
+        """Where in the stream of all epochs a row of the next batch begins and ends."""
+        tokens, batch = self.order.tokens, self.config.batch
+        first, last = row * tokens // batch, (row + 1) * tokens // batch
+        begin = min(first + self.position, last)
+        epoch = self.epoch * tokens
+        return epoch + begin, epoch + min(begin + self.length, last)
 
     def _row(self, row: int) -> Row:
-        begin = self._clipped(self.position + row * self.length)
-        end = self._clipped(begin + self.length)
-        tokens, first = self._span(begin, self._clipped(end + 1))  # one more: the last token has a target too
+        begin, end = self._bounds(row)
+        following = end + 1 if self._end is None else min(end + 1, self._end)  # the last token has a target too
+        tokens, first = self._span(begin, following if end > begin else end)
         targets = np.full(end - begin, IGNORED, np.int64)
-        targets[: len(tokens) - 1] = np.where(first[1:] & self.resets, IGNORED, tokens[1:])
+        targets[: max(len(tokens) - 1, 0)] = np.where(first[1:] & self.resets, IGNORED, tokens[1:])
         starts = first[: end - begin] & self.resets
         starts[:1] = True  # a row starts empty wherever its document began
         return Row(tokens[: end - begin], targets, starts)
@@ -181,19 +193,28 @@ class PackedRows(Rows):
         return tokens, first
 
     def _target_count(self) -> int:
-        end = self._clipped(self.position + self.config.batch * self.length)
+        return sum(self._targets_between(*self._bounds(row)) for row in range(self.config.batch))
+
+    def _targets_between(self, begin: int, end: int) -> int:
+        if end == begin:
+            return 0
         if self.resets:  # every token but the last of each document
-            return end - self.position - (self.order.finished(end) - self.order.finished(self.position))
-        return end - self.position - (end == self._end)
+            return end - begin - (self.order.finished(end) - self.order.finished(begin))
+        return end - begin - (end == self._end)
 
     def _advance(self) -> None:
-        self.position += self.config.batch * self.length
+        self.position += self.length
+        if self.position >= self._longest_lane():
+            self.epoch, self.position = self.epoch + 1, 0
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "batch": self.config.batch}
 
     def _place(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return {"epoch": self.epoch, "position": self.position}
 
     def _go_to(self, place: dict[str, Any]) -> None:
-        self.position = int(place["position"])
+        self.epoch, self.position = int(place["epoch"]), int(place["position"])
 
 
 class SegmentRows(Rows):
