@@ -18,11 +18,12 @@ from atlas_memory.demonstration import read_stream
 from atlas_memory.models.accounting import SIZES, account, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES, AtlasConfig
 from atlas_memory.spec import presets
-from atlas_memory.tasks import paper
+from atlas_memory.tasks import command, paper
 
 app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
 evaluations = typer.Typer(help="Measure a saved model.", no_args_is_help=True)
 app.add_typer(evaluations, name="eval")
+command.add_to(evaluations)
 tokenizers = typer.Typer(help="Train a tokenizer, or look at one.", no_args_is_help=True)
 app.add_typer(tokenizers, name="tokenizer")
 console = Console()

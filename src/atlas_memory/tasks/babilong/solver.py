@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from atlas_memory.tasks.babilong.language import NOTHING, NUMBERS, OPPOSITE, Event, Query, read_question, read_sentence
+from atlas_memory.tasks.babilong.language import NOTHING, NUMBERS, OPPOSITE, Event, read_question, read_sentence
 
 
 class UnanswerableError(ValueError):
@@ -70,7 +70,7 @@ class Solver:
             ) from error
 
     def answers(self, question: str) -> list[Answer]:
-        """Everything a question can mean, the latest first: `What did Mary give to Fred?` after two gifts asks for either.
+        """Everything a question can mean, the latest first: after two gifts, `What did Mary give to Fred?` has two.
 
         In the public files of qa5 it is not always the latest: 20 of 10,000 questions mean the gift before.
         """

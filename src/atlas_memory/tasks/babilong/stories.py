@@ -1,9 +1,9 @@
 """Our own simulator of bAbI's tasks 1 to 10: people walk, carry and hand over things, and are asked about.
 
-A hidden world moves by rules, sentences tell what happens, and after every second sentence a question is drawn from what the
-last five sentences mention, if it can be answered from what was told; five questions make a story (qa4: one). Answers come
-from the world, not from the text: that `solver` reads the same from the text is a test. How likely is what follows the public
-files (see tests/tasks/babilong/test_statistics.py).
+A hidden world moves by rules, sentences tell what happens, and after every second sentence a question is drawn from
+what the last five sentences mention, if what was told answers it; five questions make a story (qa4: one). Answers come
+from the world, not from the text: that `solver` reads the same from the text is a test. How likely is what follows the
+public files; a test compares.
 
 >>> for text, question in simulate("qa1", seed=0).lines():
 ...     print(text if question is None else f"{text} {question.answer}")

@@ -23,8 +23,9 @@ class Told(NamedTuple):
 class World:
     """People and objects at random places; every action changes the world and is told.
 
-    places: person → where they are. holder: object → who carries it. taken, handled: object → when it was
-    last taken, and when a hand last had to do with it. visits: object → the events by which it came to places, as far as was told. hands: person → object → event numbers.
+    places: person → where they are. holder: object → who carries it. taken, handled: object → when it was last taken,
+    and when a hand last had to do with it. visits: object → the events by which it came to places, as far as was told.
+    hands: person → object → event numbers.
     """
 
     def __init__(self, people: Sequence[str], rooms: Sequence[str], draw: random.Random) -> None:

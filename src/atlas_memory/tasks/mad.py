@@ -1,0 +1,225 @@
+"""MAD (Poli et al.): six small tasks that each ask for one skill of a sequence model, as token ids.
+
+| task | what is read | what is asked |
+|---|---|---|
+| in_context_recall | keys, each followed by its value | the value, wherever a key comes again |
+| fuzzy_recall | the same, keys and values being words of one to three tokens | the value's tokens |
+| noisy_recall | the same with tokens of noise between pairs | the value |
+| selective_copying | tokens to copy between blanks, then a mark | the tokens in order |
+| compression | random tokens, then a mark | all of them, from what the model made of the mark alone |
+| memorization | keys, each followed by a blank | the value, of a dictionary that is the same for all sequences |
+
+>>> example = generate("in_context_recall", Setting(vocabulary=8, length=12), examples=1, seed=0)
+>>> print(example.inputs[0].tolist())
+>>> print(example.targets[0].tolist())
+
+A vocabulary counts the tokens that mean something; noise, blanks and marks come after it (`Setting.tokens`).
+Compression needs a decoder from one hidden state, and has no place in `cells`: `generate` gives its data, the target
+of place i being token i.
+
+Shapes: N examples, T tokens, V vocabulary, P pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from atlas_memory.data.batch import IGNORED
+from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.tasks.samples import Cell, Examples
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One task's sizes, at the public baseline unless said otherwise."""
+
+    vocabulary: int = 16
+    length: int = 128
+    train: int = 12_800  # examples
+    test: int = 1_280
+    motif: int = 1  # fuzzy recall: most tokens of a key or value
+    noise: float = 0.0  # noisy recall: share of places
+    noise_vocabulary: int = 0
+    copied: int = 0  # selective copying: tokens to copy
+    marks: int = 0  # tokens beyond the vocabulary and the noise
+
+    @property
+    def tokens(self) -> int:
+        """How many a model has to know."""
+        return self.vocabulary + self.noise_vocabulary + self.marks
+
+
+PUBLIC = {
+    "in_context_recall": Setting(),
+    "fuzzy_recall": Setting(motif=3),
+    "noisy_recall": Setting(noise=0.2, noise_vocabulary=16),
+    "selective_copying": Setting(length=256, copied=16, marks=2),
+    "compression": Setting(length=32, marks=1),
+    "memorization": Setting(vocabulary=256, length=32, train=256, marks=1),
+}
+TRAINING = {"width": 128, "batch": 128, "epochs": 200, "optimizer": "AdamW"}  # the public protocol
+
+# For minutes of a CPU: a tenth of the examples, and half of the longest sequences.
+SCALES = {
+    "public": PUBLIC,
+    "small": {
+        name: dataclasses.replace(
+            setting, train=max(setting.train // 10, 256), test=128, length=min(setting.length, 128)
+        )
+        for name, setting in PUBLIC.items()
+    },
+}
+TASKS = tuple(PUBLIC)
+SCORED = tuple(name for name in TASKS if name != "compression")  # by a model's own next tokens
+
+_Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def generate(task: str, setting: Setting, examples: int, seed: int, split: str = "test") -> Examples:
+    """(N, T) inputs and targets; the same for the same seed and split."""
+    check_choice("task", task, TASKS)
+    check_choice("split", split, ("train", "test"))
+    check_whole("examples", examples)
+    random = np.random.default_rng([seed, TASKS.index(task), ("train", "test").index(split)])
+    inputs, targets = _GENERATORS[task](random, setting, examples, seed)
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+
+def _recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """Pairs of a dictionary of the sequence's own: keys are the first half of the vocabulary, values the second."""
+    half, pairs = setting.vocabulary // 2, setting.length // 2
+    drawn = random.integers(half, size=(n, pairs))  # (N, P) keys
+    dictionary = random.integers(half, size=(n, half)) + half
+    values = np.take_along_axis(dictionary, drawn, axis=1)
+    inputs = np.stack([drawn, values], axis=2).reshape(n, -1)
+    targets = np.full_like(inputs, IGNORED)
+    targets[:, ::2] = np.where(_seen_before(drawn, half), values, IGNORED)  # asked at the key
+    return inputs, targets
+
+
+def _seen_before(drawn: np.ndarray, kinds: int) -> np.ndarray:
+    """(N, P) whether the same number stands further left in its row."""
+    one_hot = np.eye(kinds, dtype=np.int64)[drawn]  # (N, P, kinds)
+    count = np.take_along_axis(one_hot.cumsum(1), drawn[..., None], axis=2)[..., 0]
+    return count > 1
+
+
+def _noisy_recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """Noise between pairs, never within one: the value still follows its key."""
+    noisy = round(setting.noise * setting.length)
+    noisy += (setting.length - noisy) % 2
+    inner = dataclasses.replace(setting, length=setting.length - noisy, noise=0.0)
+    inputs, targets = _recall(random, inner, n, seed)
+    pairs = inputs.shape[1] // 2
+    # Every place of noise goes before one of the pairs, or after the last.
+    before = random.integers(pairs + 1, size=(n, noisy))
+    shift = (before[:, None, :] <= np.arange(pairs)[None, :, None]).sum(2)  # (N, P)
+    places = np.repeat(shift, 2, axis=1) + np.arange(2 * pairs)
+    whole = random.integers(setting.noise_vocabulary, size=(n, setting.length)) + setting.vocabulary
+    asked = np.full_like(whole, IGNORED)
+    np.put_along_axis(whole, places, inputs, axis=1)
+    np.put_along_axis(asked, places, targets, axis=1)
+    return whole, asked
+
+
+def _fuzzy_recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """Keys and values are words of 1 to `motif` tokens; of a value asked for, every token is a target."""
+    rows = [_fuzzy_row(random, setting) for _ in range(n)]
+    return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
+
+
+def _fuzzy_row(random: np.random.Generator, setting: Setting) -> _Arrays:
+    half = setting.vocabulary // 2
+    words = half // 2  # entries of the dictionary: fewer than tokens, so that keys come again
+    keys = _words(random, words, setting.motif, half, 0)
+    values = _words(random, words, setting.motif, half, half)
+    inputs: list[int] = []
+    targets: list[int] = []
+    seen: set[int] = set()
+    while len(inputs) < setting.length:
+        entry = int(random.integers(words))
+        key, value = keys[entry], values[entry]
+        inputs += [*key, *value]
+        # The last token of a key asks for the first of its value, and so on.
+        targets += [IGNORED] * (len(key) - 1) + (list(value) if entry in seen else [IGNORED] * len(value)) + [IGNORED]
+        seen.add(entry)
+    return np.array(inputs[: setting.length]), np.array(targets[: setting.length])
+
+
+def _words(random: np.random.Generator, count: int, longest: int, kinds: int, first: int) -> list[tuple[int, ...]]:
+    """Different words none of which begins another, so that it is plain where each ends."""
+    found: list[tuple[int, ...]] = []
+    while len(found) < count:
+        word = tuple(int(token) + first for token in random.integers(kinds, size=random.integers(1, longest + 1)))
+        if not any(word[: len(other)] == other[: len(word)] for other in found):
+            found.append(word)
+    return found
+
+
+def _selective_copying(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """Tokens at random places among blanks; after the mark each place asks for the next of them."""
+    blank, mark, copied = setting.vocabulary, setting.vocabulary + 1, setting.copied
+    read = setting.length - copied
+    tokens = random.integers(setting.vocabulary, size=(n, copied))
+    places = np.sort(random.random((n, read)).argsort(1)[:, :copied], axis=1)
+    inputs = np.full((n, setting.length), blank)
+    inputs[:, read:] = mark
+    np.put_along_axis(inputs, places, tokens, axis=1)
+    targets = np.full_like(inputs, IGNORED)
+    targets[:, read:] = tokens
+    return inputs, targets
+
+
+def _compression(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """Random tokens and a mark at the end; targets[:, i] is what a decoder has to say for place i."""
+    targets = random.integers(setting.vocabulary, size=(n, setting.length))
+    targets[:, -1] = setting.vocabulary
+    return targets.copy(), np.where(targets == setting.vocabulary, IGNORED, targets)
+
+
+def _memorization(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+    """A dictionary of the seed's own, in training and test the same: what is asked is in the weights, or nowhere."""
+    half, blank = setting.vocabulary // 2, setting.vocabulary
+    dictionary = np.random.default_rng([seed, TASKS.index("memorization")]).integers(half, size=half) + half
+    keys = random.integers(half, size=(n, setting.length // 2))
+    inputs = np.stack([keys, np.full_like(keys, blank)], axis=2).reshape(n, -1)
+    targets = np.full_like(inputs, IGNORED)
+    targets[:, 1::2] = dictionary[keys]  # asked at the blank
+    return inputs, targets
+
+
+_GENERATORS: dict[str, Callable[[np.random.Generator, Setting, int, int], _Arrays]] = {
+    "in_context_recall": _recall,
+    "fuzzy_recall": _fuzzy_recall,
+    "noisy_recall": _noisy_recall,
+    "selective_copying": _selective_copying,
+    "compression": _compression,
+    "memorization": _memorization,
+}
+
+
+def training(task: str, scale: str = "small", seed: int = 0) -> Examples:
+    """The training examples of a task at a scale."""
+    check_choice("task", task, TASKS)
+    check_choice("scale", scale, tuple(SCALES))
+    setting = SCALES[scale][task]
+    return generate(task, setting, setting.train, seed, "train")
+
+
+def cells(samples: int | None = None, seed: int = 0, tasks: Sequence[str] = SCORED, scale: str = "small") -> list[Cell]:
+    """The tasks a saved model can be scored on by itself."""
+    check_choice("scale", scale, tuple(SCALES))
+    check_whole("samples", samples, optional=True)
+    made = []
+    for task in tasks:
+        check_choice("task", task, SCORED)
+        setting = SCALES[scale][task]
+        count = samples or setting.test
+        examples = functools.cache(functools.partial(generate, task, setting, count, seed))
+        made.append(Cell(task, setting.length, count, examples=examples))
+    return made
