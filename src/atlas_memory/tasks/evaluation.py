@@ -154,8 +154,8 @@ class _Run:
                 clock.saved()
 
         said = self._reader.answers(rows, new_tokens, cache, watch)
-        entry.tokens += len(rows)  # the last one of each, which asks
         clock.update()
+        entry.tokens += len(rows)  # the last one of each, which asks
         entry.right = [float(sample.score(text, sample.answer)) for text, sample in zip(said, samples, strict=True)]
         return entry
 

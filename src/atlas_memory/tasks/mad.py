@@ -11,7 +11,9 @@
 
 >>> example = generate("in_context_recall", Setting(vocabulary=8, length=12), examples=1, seed=0)
 >>> print(example.inputs[0].tolist())
+[3, 4, 1, 7, 3, 4, 2, 5, 1, 7, 1, 7]
 >>> print(example.targets[0].tolist())
+[-100, -100, -100, -100, 4, -100, -100, -100, 7, -100, 7, -100]
 
 A vocabulary counts the tokens that mean something; noise, blanks and marks come after it (`Setting.tokens`).
 Compression needs a decoder from one hidden state, and has no place in `cells`: `generate` gives its data, the target
@@ -85,16 +87,16 @@ def generate(task: str, setting: Setting, examples: int, seed: int, split: str =
     check_choice("task", task, TASKS)
     check_choice("split", split, ("train", "test"))
     check_whole("examples", examples)
-    random = np.random.default_rng([seed, TASKS.index(task), ("train", "test").index(split)])
+    random = np.random.RandomState([seed, TASKS.index(task), ("train", "test").index(split)])
     inputs, targets = _GENERATORS[task](random, setting, examples, seed)
     return Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def _recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """Pairs of a dictionary of the sequence's own: keys are the first half of the vocabulary, values the second."""
     half, pairs = setting.vocabulary // 2, setting.length // 2
-    drawn = random.integers(half, size=(n, pairs))  # (N, P) keys
-    dictionary = random.integers(half, size=(n, half)) + half
+    drawn = random.randint(half, size=(n, pairs))  # (N, P) keys
+    dictionary = random.randint(half, size=(n, half)) + half
     values = np.take_along_axis(dictionary, drawn, axis=1)
     inputs = np.stack([drawn, values], axis=2).reshape(n, -1)
     targets = np.full_like(inputs, IGNORED)
@@ -109,7 +111,7 @@ def _seen_before(drawn: np.ndarray, kinds: int) -> np.ndarray:
     return count > 1
 
 
-def _noisy_recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _noisy_recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """Noise between pairs, never within one: the value still follows its key."""
     noisy = round(setting.noise * setting.length)
     noisy += (setting.length - noisy) % 2
@@ -117,56 +119,52 @@ def _noisy_recall(random: np.random.Generator, setting: Setting, n: int, seed: i
     inputs, targets = _recall(random, inner, n, seed)
     pairs = inputs.shape[1] // 2
     # Every place of noise goes before one of the pairs, or after the last.
-    before = random.integers(pairs + 1, size=(n, noisy))
+    before = random.randint(pairs + 1, size=(n, noisy))
     shift = (before[:, None, :] <= np.arange(pairs)[None, :, None]).sum(2)  # (N, P)
     places = np.repeat(shift, 2, axis=1) + np.arange(2 * pairs)
-    whole = random.integers(setting.noise_vocabulary, size=(n, setting.length)) + setting.vocabulary
+    whole = random.randint(setting.noise_vocabulary, size=(n, setting.length)) + setting.vocabulary
     asked = np.full_like(whole, IGNORED)
     np.put_along_axis(whole, places, inputs, axis=1)
     np.put_along_axis(asked, places, targets, axis=1)
     return whole, asked
 
 
-def _fuzzy_recall(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _fuzzy_recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """Keys and values are words of 1 to `motif` tokens; of a value asked for, every token is a target."""
-    rows = [_fuzzy_row(random, setting) for _ in range(n)]
-    return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
-
-
-def _fuzzy_row(random: np.random.Generator, setting: Setting) -> _Arrays:
     half = setting.vocabulary // 2
     words = half // 2  # entries of the dictionary: fewer than tokens, so that keys come again
-    keys = _words(random, words, setting.motif, half, 0)
-    values = _words(random, words, setting.motif, half, half)
-    inputs: list[int] = []
-    targets: list[int] = []
-    seen: set[int] = set()
-    while len(inputs) < setting.length:
-        entry = int(random.integers(words))
-        key, value = keys[entry], values[entry]
-        inputs += [*key, *value]
-        # The last token of a key asks for the first of its value, and so on.
-        targets += [IGNORED] * (len(key) - 1) + (list(value) if entry in seen else [IGNORED] * len(value)) + [IGNORED]
-        seen.add(entry)
-    return np.array(inputs[: setting.length]), np.array(targets[: setting.length])
+    keys, key_lengths = _words(random, n, words, setting.motif, half)  # (N, words, motif), (N, words)
+    values, value_lengths = _words(random, n, words, setting.motif, half)
+    drawn = random.randint(words, size=(n, setting.length // 2))  # (N, P): enough even if all words have one token
+    first = np.take_along_axis(key_lengths + value_lengths, drawn, axis=1).cumsum(1)
+    begins = np.concatenate([np.zeros((n, 1), np.int64), first[:, :-1]], axis=1)  # (N, P)
+    middles = begins + np.take_along_axis(key_lengths, drawn, axis=1)
+    asked = _seen_before(drawn, words)
+    inputs = np.zeros((n, setting.length * setting.motif), np.int64)
+    targets = np.full_like(inputs, IGNORED)
+    for token in range(setting.motif):
+        for tokens, lengths, starts, shift in ((keys, key_lengths, begins, 0), (values, value_lengths, middles, half)):
+            row, pair = np.nonzero(np.take_along_axis(lengths, drawn, axis=1) > token)
+            place, said = starts[row, pair] + token, tokens[row, drawn[row, pair], token] + shift
+            inputs[row, place] = said
+            if shift:  # the token before asks for it
+                targets[row, place - 1] = np.where(asked[row, pair], said, IGNORED)
+    return inputs[:, : setting.length], targets[:, : setting.length]
 
 
-def _words(random: np.random.Generator, count: int, longest: int, kinds: int, first: int) -> list[tuple[int, ...]]:
-    """Different words none of which begins another, so that it is plain where each ends."""
-    found: list[tuple[int, ...]] = []
-    while len(found) < count:
-        word = tuple(int(token) + first for token in random.integers(kinds, size=random.integers(1, longest + 1)))
-        if not any(word[: len(other)] == other[: len(word)] for other in found):
-            found.append(word)
-    return found
+def _words(random: np.random.RandomState, n: int, count: int, longest: int, kinds: int) -> _Arrays:
+    """(N, count, longest) tokens and (N, count) lengths: no two words of a row begin alike, so none is doubtful."""
+    tokens = random.randint(kinds, size=(n, count, longest))
+    tokens[:, :, 0] = random.random_sample((n, kinds)).argsort(1)[:, :count]
+    return tokens, random.randint(1, longest + 1, size=(n, count))
 
 
-def _selective_copying(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _selective_copying(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """Tokens at random places among blanks; after the mark each place asks for the next of them."""
     blank, mark, copied = setting.vocabulary, setting.vocabulary + 1, setting.copied
     read = setting.length - copied
-    tokens = random.integers(setting.vocabulary, size=(n, copied))
-    places = np.sort(random.random((n, read)).argsort(1)[:, :copied], axis=1)
+    tokens = random.randint(setting.vocabulary, size=(n, copied))
+    places = np.sort(random.random_sample((n, read)).argsort(1)[:, :copied], axis=1)
     inputs = np.full((n, setting.length), blank)
     inputs[:, read:] = mark
     np.put_along_axis(inputs, places, tokens, axis=1)
@@ -175,25 +173,25 @@ def _selective_copying(random: np.random.Generator, setting: Setting, n: int, se
     return inputs, targets
 
 
-def _compression(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _compression(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """Random tokens and a mark at the end; targets[:, i] is what a decoder has to say for place i."""
-    targets = random.integers(setting.vocabulary, size=(n, setting.length))
+    targets = random.randint(setting.vocabulary, size=(n, setting.length))
     targets[:, -1] = setting.vocabulary
     return targets.copy(), np.where(targets == setting.vocabulary, IGNORED, targets)
 
 
-def _memorization(random: np.random.Generator, setting: Setting, n: int, seed: int) -> _Arrays:
+def _memorization(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
     """A dictionary of the seed's own, in training and test the same: what is asked is in the weights, or nowhere."""
     half, blank = setting.vocabulary // 2, setting.vocabulary
-    dictionary = np.random.default_rng([seed, TASKS.index("memorization")]).integers(half, size=half) + half
-    keys = random.integers(half, size=(n, setting.length // 2))
+    dictionary = np.random.RandomState([seed, TASKS.index("memorization")]).randint(half, size=half) + half
+    keys = random.randint(half, size=(n, setting.length // 2))
     inputs = np.stack([keys, np.full_like(keys, blank)], axis=2).reshape(n, -1)
     targets = np.full_like(inputs, IGNORED)
     targets[:, 1::2] = dictionary[keys]  # asked at the blank
     return inputs, targets
 
 
-_GENERATORS: dict[str, Callable[[np.random.Generator, Setting, int, int], _Arrays]] = {
+_GENERATORS: dict[str, Callable[[np.random.RandomState, Setting, int, int], _Arrays]] = {
     "in_context_recall": _recall,
     "fuzzy_recall": _fuzzy_recall,
     "noisy_recall": _noisy_recall,

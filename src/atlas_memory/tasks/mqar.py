@@ -7,7 +7,9 @@ gaps between queries follow a power law: most keys come back soon, a few late. P
 
 >>> example = generate(Setting(length=16, pairs=2, examples=1), vocabulary=32, seed=0)
 >>> print(example.inputs[0].tolist())
+[8, 30, 9, 21, 9, 2, 20, 26, 20, 9, 3, 9, 8, 1, 21, 25]
 >>> print(example.targets[0].tolist())
+[-100, -100, -100, -100, 21, -100, -100, -100, -100, -100, -100, -100, 30, -100, -100, -100]
 
 Shapes: N examples, T tokens, P pairs.
 """
@@ -25,6 +27,7 @@ from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.tasks.samples import Cell, Examples
 
+_ROWS = 1024  # at once: a public training set would take gigabytes
 POWER = 0.01  # of the law of gaps: density ∝ gap^(POWER − 1)
 
 
@@ -74,11 +77,11 @@ def generate(setting: Setting, vocabulary: int, seed: int, split: str = "test") 
     check_whole("vocabulary", vocabulary, least=2 * setting.pairs + 2)
     check_choice("split", split, ("train", "test"))
     n, t, p = setting.examples, setting.length, setting.pairs
-    random = np.random.default_rng([seed, t, p, ("train", "test").index(split)])
+    random = np.random.RandomState([seed, t, p, ("train", "test").index(split)])
     half = vocabulary // 2
     keys = _without_repetition(random, n, np.zeros(half - 1), p) + 1  # 0 is nobody's
     values = _without_repetition(random, n, np.zeros(vocabulary - half), p) + half
-    inputs = random.integers(vocabulary, size=(n, t))
+    inputs = random.randint(vocabulary, size=(n, t))
     inputs[:, 0 : 2 * p : 2], inputs[:, 1 : 2 * p : 2] = keys, values
     slots = (t - 2 * p) // 2
     gaps = _without_repetition(random, n, (POWER - 1) * np.log(np.arange(1, slots + 1)), p)
@@ -89,10 +92,15 @@ def generate(setting: Setting, vocabulary: int, seed: int, split: str = "test") 
     return Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def _without_repetition(random: np.random.Generator, rows: int, log_weights: np.ndarray, count: int) -> np.ndarray:
+def _without_repetition(random: np.random.RandomState, rows: int, log_weights: np.ndarray, count: int) -> np.ndarray:
     """(rows, count) different places each, drawn one after another by weight: the largest after Gumbel noise."""
-    perturbed = log_weights + random.gumbel(size=(rows, len(log_weights)))
-    return np.argsort(-perturbed, axis=1)[:, :count]
+    drawn = [np.empty((0, count), np.int64)]
+    for begin in range(0, rows, _ROWS):
+        perturbed = random.gumbel(size=(min(_ROWS, rows - begin), len(log_weights))) + log_weights
+        largest = np.argpartition(-perturbed, count - 1, axis=1)[:, :count]
+        order = np.argsort(-np.take_along_axis(perturbed, largest, axis=1), axis=1)
+        drawn.append(np.take_along_axis(largest, order, axis=1))
+    return np.concatenate(drawn)
 
 
 def training(scale: str = "small", seed: int = 0) -> list[Examples]:

@@ -11,6 +11,11 @@ paragraph and the words around the text are our own.
 
 >>> sample = needle_sample("single_1", 0, length=120, depth=0.5)
 >>> print("".join(sample.pieces()), "→", sample.answer)
+A text with a special magic number in it follows; the number will be asked for at its end. The water is cold. The sand
+is warm. The wind is mild. On it goes. Out and home again. The water is cold. The sand is warm. One of the special
+magic numbers for keen-heron is: 9226692. The wind is mild. On it goes. Out and home again. The water is cold. The
+sand is warm. The wind is mild. On it goes. Which special magic number for keen-heron does the text mention? The
+special magic number for keen-heron is: → 9226692
 """
 
 from __future__ import annotations

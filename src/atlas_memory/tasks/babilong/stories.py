@@ -7,6 +7,21 @@ public files; a test compares.
 
 >>> for text, question in simulate("qa1", seed=0).lines():
 ...     print(text if question is None else f"{text} {question.answer}")
+Sandra went back to the bedroom.
+John moved to the hallway.
+Where is Sandra? bedroom
+Mary travelled to the office.
+Daniel journeyed to the kitchen.
+Where is Sandra? bedroom
+Daniel went to the garden.
+Mary travelled to the hallway.
+Where is Daniel? garden
+John travelled to the office.
+Mary moved to the garden.
+Where is Daniel? garden
+Sandra journeyed to the kitchen.
+John moved to the bathroom.
+Where is Mary? garden
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ drawn gap between them; the question comes last. The text is made as a stream, p
 >>> source = Facts("qa1", "simulator", seed=0)
 >>> sample = source.sample(3, length=150, background=open_background("builtin"))
 >>> print("".join(sample.pieces()), "→", sample.answer)
+John moved to the bathroom. Daniel moved to the garden. In the year of the flood the ferryman and the captain painted
+their mirror in a faded silence. John went to the bedroom. It was said at the edge of the forest that every baker once
+praised a tired lantern. The anchor that the miller studied after the long winter was more sudden than the old ledger.
+Sandra journeyed to the garden. Mary travelled to the kitchen. Nobody along the north road remembered why the fiddler
+had borrowed the faded clock. Daniel went back to the hallway. Where is Daniel? → hallway
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ to the next.
 >>> from atlas_memory.tasks.background import open_background
 >>> lines = document_lines(simulate("qa1", seed=0), 0, open_background("builtin"), seed="0")
 >>> print("".join(f"{text}[{answer}]" if answer else text for text, answer in lines))
+Sandra went back to the bedroom. John moved to the hallway. Where is Sandra?[ bedroom.] Mary travelled to the office.
+Daniel journeyed to the kitchen. Where is Sandra?[ bedroom.] Daniel went to the garden. Mary travelled to the hallway.
+Where is Daniel?[ garden.] John travelled to the office. Mary moved to the garden. Where is Daniel?[ garden.] Sandra
+journeyed to the kitchen. John moved to the bathroom. Where is Mary?[ garden.]
 """
 
 from __future__ import annotations
