@@ -20,7 +20,7 @@ from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.reading import StreamReader, TokenRow
-from atlas_memory.tasks.work import WorkFolder
+from atlas_memory.tasks.work import Finished, WorkFolder
 from tests.tasks.conftest import save_small
 
 TOKENIZER = byte_tokenizer()
@@ -124,7 +124,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from atlas_memory.tasks.work import WorkFolder
+from atlas_memory.tasks.work import Finished, WorkFolder
 from tests.tasks.test_evaluation import evaluate, request
 
 torch.set_num_threads(1)
@@ -161,7 +161,7 @@ def test_killed_it_goes_on_where_it_was(byte_model: Path, tmp_path: Path, monkey
 
 def test_work_of_another_evaluation_is_not_taken(byte_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    WorkFolder(out, {"seed": 1})
+    WorkFolder(out, {"seed": 1}).add(Finished(0, 0, [1.0]))
     with pytest.raises(ValueError, match="holds the work of another evaluation"):
         evaluate(request(byte_model, out), progress=False)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from atlas_memory.data import IGNORED
-from atlas_memory.tasks.mad import PUBLIC, SCALES, SCORED, TASKS, Setting, cells, generate, training
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.mad import PUBLIC, SCALES, SCORED, TASKS, Decoder, Setting, cells, generate, training
+from tests.tasks.conftest import save_small
 
 
 def rows(task: str, examples: int = 40) -> list[tuple[list[int], list[int]]]:
@@ -81,6 +85,21 @@ def test_compression() -> None:
         assert inputs[-1] == 16 and targets[-1] == IGNORED and inputs[:-1] == targets[:-1]
 
 
+def test_compression_is_scored_by_the_decoder_beside_the_model(tmp_path: Path) -> None:
+    model = save_small(tmp_path / "model", 32)
+    request = Request("mad", model, cells(20, tasks=["compression"]), tmp_path / "out.json", {})
+    with pytest.raises(ValueError, match=r"has no compression_decoder\.safetensors; train a mad\.Decoder"):
+        evaluate(request, progress=False)
+    decoder = Decoder(16)
+    with torch.no_grad():  # says 3 everywhere
+        decoder.layers[2].weight.zero_()
+        decoder.layers[2].bias.copy_(torch.eye(16)[3])
+    decoder.save(model)
+    (result,) = evaluate(request, progress=False).results
+    targets = generate("compression", SCALES["small"]["compression"], 20, seed=0).targets[:, :-1]
+    assert result.accuracy == pytest.approx(float((targets == 3).float().mean()))
+
+
 def test_memorization_has_one_dictionary() -> None:
     dictionary: dict[int, int] = {}
     for inputs, targets in rows("memorization") + rows("memorization"):
@@ -104,7 +123,7 @@ def test_seeds_and_splits(task: str) -> None:
 
 def test_cells_and_errors() -> None:
     assert [cell.task for cell in cells()] == list(SCORED)
-    with pytest.raises(ValueError, match="task='compression' is not a choice; allowed: in_context_recall"):
-        cells(tasks=["compression"])
+    with pytest.raises(ValueError, match="task='sorting' is not a choice; allowed: in_context_recall"):
+        cells(tasks=["sorting"])
     with pytest.raises(ValueError, match="examples=0 must be a whole number"):
         generate("memorization", Setting(), 0, 0)

@@ -111,7 +111,7 @@ def recall(
 def skills(
     model: Model,
     out: Out,
-    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.SCORED)}.")] = ",".join(mad.SCORED),
+    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.")] = ",".join(mad.SCORED),
     samples: SamplesOrAll = None,
     batch: Batch = 32,
     seed: Seed = 0,

@@ -15,9 +15,8 @@
 >>> print(example.targets[0].tolist())
 [-100, -100, -100, -100, 4, -100, -100, -100, 7, -100, 7, -100]
 
-A vocabulary counts the tokens that mean something; noise, blanks and marks come after it (`Setting.tokens`).
-Compression needs a decoder from one hidden state, and has no place in `cells`: `generate` gives its data, the target
-of place i being token i.
+A vocabulary counts the tokens that mean something; noise, blanks and marks come after it (`Setting.tokens`). For
+compression a `Decoder` is trained with the model and saved beside it; the target of place i is token i.
 
 Shapes: N examples, T tokens, V vocabulary, P pairs.
 """
@@ -27,9 +26,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.options import check_choice, check_whole
@@ -78,6 +81,7 @@ SCALES = {
 }
 TASKS = tuple(PUBLIC)
 SCORED = tuple(name for name in TASKS if name != "compression")  # by a model's own next tokens
+DECODER = "compression_decoder.safetensors"
 
 _Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -201,6 +205,39 @@ _GENERATORS: dict[str, Callable[[np.random.RandomState, Setting, int, int], _Arr
 }
 
 
+class Decoder(nn.Module):
+    """One hidden state (B, width) → logits (B, T, V): an MLP over the state and a learned position."""
+
+    def __init__(self, width: int, setting: Setting = PUBLIC["compression"]) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(setting.length, width))
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, setting.vocabulary))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.layers(hidden[:, None] + self.positions)
+        return logits
+
+    def save(self, folder: Path) -> None:
+        save_file(self.state_dict(), folder / DECODER)
+
+
+def hidden_of_mark(model: Any, inputs: Tensor) -> Tensor:
+    """(B, width) what a model made of the last token."""
+    hidden: Tensor = model(input_ids=inputs, use_cache=False, output_hidden_states=True).hidden_states[-1][:, -1]
+    return hidden
+
+
+def decoded(model: Any, inputs: Tensor) -> Tensor:
+    """(B, T) what the decoder beside a saved model says."""
+    file = Path(model.name_or_path) / DECODER
+    if not file.is_file():
+        raise ValueError(f"model={model.name_or_path!r} has no {DECODER}; train a mad.Decoder with it, and save that.")
+    hidden = hidden_of_mark(model, inputs)
+    decoder = Decoder(hidden.shape[-1])
+    decoder.load_state_dict(load_file(file))
+    return decoder.to(hidden).forward(hidden).argmax(-1)
+
+
 def training(task: str, scale: str = "small", seed: int = 0) -> Examples:
     """The training examples of a task at a scale."""
     check_choice("task", task, TASKS)
@@ -210,14 +247,15 @@ def training(task: str, scale: str = "small", seed: int = 0) -> Examples:
 
 
 def cells(samples: int | None = None, seed: int = 0, tasks: Sequence[str] = SCORED, scale: str = "small") -> list[Cell]:
-    """The tasks a saved model can be scored on by itself."""
+    """The test examples of these tasks; compression needs the model's decoder."""
     check_choice("scale", scale, tuple(SCALES))
     check_whole("samples", samples, optional=True)
     made = []
     for task in tasks:
-        check_choice("task", task, SCORED)
+        check_choice("task", task, TASKS)
         setting = SCALES[scale][task]
         count = samples or setting.test
         examples = functools.cache(functools.partial(generate, task, setting, count, seed))
-        made.append(Cell(task, setting.length, count, examples=examples))
+        said = decoded if task == "compression" else None
+        made.append(Cell(task, setting.length, count, examples=examples, said=said))
     return made

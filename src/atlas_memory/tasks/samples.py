@@ -42,6 +42,8 @@ class Cell:
     samples: int
     sample: Callable[[int], Sample] | None = None  # the same for the same number
     examples: Callable[[], Examples] | None = None
+    # What a model says at every place (N, T) of examples; by default the most likely next token.
+    said: Callable[[Any, Tensor], Tensor] | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict)  # further columns of the result, such as a depth
 
 

@@ -27,7 +27,10 @@ class Finished:
 
 
 class WorkFolder:
-    """finished.json: settings and finished batches. reading.safetensors: the memory in the middle of the next one."""
+    """finished.json: settings and finished batches. reading.safetensors: the memory in the middle of the next one.
+
+    The folder is made when there is something to keep.
+    """
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.folder = out.with_name(f"{out.name}.work")
@@ -42,11 +45,9 @@ class WorkFolder:
                     "remove that folder, repeat that command, or choose another --out."
                 )
             self.finished = [Finished(**entry) for entry in content["finished"]]
-        else:
-            self.folder.mkdir(exist_ok=True)
-            self._write()
 
     def _write(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         entries = [dataclasses.asdict(entry) for entry in self.finished]
         write_json(self._file, {"settings": self._settings, "finished": entries})
 
@@ -59,6 +60,8 @@ class WorkFolder:
         self._cache.unlink(missing_ok=True)
 
     def save_reading(self, entry: Finished, places: list[dict[str, Any]], cache: AtlasCache) -> None:
+        if not self._file.is_file():
+            self._write()
         save_cache(cache, self._cache, {"entry": dataclasses.asdict(entry), "places": places})
 
     def load_reading(self, cell: int, batch: int) -> tuple[Finished, list[dict[str, Any]], AtlasCache] | None:
@@ -70,4 +73,4 @@ class WorkFolder:
         return (entry, notes["places"], cache) if (entry.cell, entry.batch) == (cell, batch) else None
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
