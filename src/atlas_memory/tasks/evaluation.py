@@ -144,6 +144,7 @@ class _Run:
         if (saved := self.work.load_reading(entry.cell, entry.batch)) is not None:
             entry, places, cache = saved
             _move(cache, self.model.device)
+            self.bar.advance(entry, tokens_of(entry.characters))
         rows = [TokenRow(sample, self._encoder, **place) for sample, place in zip(samples, places, strict=True)]
         answers = [len(ids) for ids in self._encoder.encode([sample.answer for sample in samples])]
         new_tokens = max(n + sample.extra_tokens for n, sample in zip(answers, samples, strict=True))

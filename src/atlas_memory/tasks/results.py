@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from atlas_memory.tasks.lengths import length_name
@@ -69,7 +70,11 @@ class Report:
     def table(self) -> Table:
         extra = list(dict.fromkeys(name for result in self.results for name in result.details))
         numbers = ("samples", "accuracy", "low", "high", "tokens", "tokens/s", "RSS MB")
-        table = Table("task", "length", *extra, *numbers, title=f"{self.name}: {self.model}")
+        # Narrow, so that nine columns fit a terminal.
+        title = f"{self.name}: {self.model}"
+        table = Table(
+            "task", "length", *extra, *numbers, title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
         for result in self.results:
             table.add_row(
                 result.task,
