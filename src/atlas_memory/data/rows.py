@@ -43,6 +43,16 @@ class Rows(abc.ABC):
         self._set_length: int | None = None
 
     @property
+    def pad(self) -> int:
+        """The token that fills rows."""
+        return self.store.pad
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal documents."""
+        return self.store.digest
+
+    @property
     def length(self) -> int:
         """Tokens of a row of the next batch."""
         return self._set_length or self.config.length_at(self.index)
@@ -69,7 +79,7 @@ class Rows(abc.ABC):
             raise ValueError(f"all {self.config.epochs} epochs are read.")
         rows = [self._row(row) for row in range(rank, self.config.batch, world)]
         shape = (len(rows), self.length)
-        input_ids, targets = np.full(shape, self.store.pad, np.int64), np.full(shape, IGNORED, np.int64)
+        input_ids, targets = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         mask, starts = np.zeros(shape, bool), np.zeros(shape, bool)
         for place, row in enumerate(rows):
             real = len(row.tokens)
@@ -111,7 +121,7 @@ class Rows(abc.ABC):
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a place to mean the same."""
         config = self.config
-        return {"kind": config.kind, "seed": config.seed, "shuffle": config.shuffle, "data": self.store.digest}
+        return {"kind": config.kind, "seed": config.seed, "shuffle": config.shuffle, "data": self.digest}
 
     def state_dict(self) -> dict[str, Any]:
         """Small and plain, the same on every rank; can be written as JSON."""

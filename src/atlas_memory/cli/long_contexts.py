@@ -1,0 +1,144 @@
+"""`atlas-memory eval babilong|niah|mqar|mad`: what the four have in common, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atlas_memory.cli.application import console, evaluations, refused
+from atlas_memory.tasks import figures, mad, mqar, needle
+from atlas_memory.tasks.babilong import stream
+from atlas_memory.tasks.babilong.facts import TASKS
+from atlas_memory.tasks.background import BUILTIN
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.lengths import parse_lengths
+from atlas_memory.tasks.paper.groups import EvaluationError
+from atlas_memory.tasks.samples import Cell
+
+Model = Annotated[Path, typer.Option(help="Folder written by save_pretrained: the model and its tokenizer.")]
+Out = Annotated[Path, typer.Option(help="JSON file for the results; a figure is written beside it.")]
+Samples = Annotated[int, typer.Option(help="Samples of each task and length.")]
+Batch = Annotated[int, typer.Option(help="Samples read side by side.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives every model the same samples.")]
+Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 characters), such as 0k,4k,128k,1M,10M.")]
+Scale = Annotated[str, typer.Option(help=f"One of {', '.join(mqar.SCALES)}.")]
+SamplesOrAll = Annotated[int | None, typer.Option(help="Samples of each setting; as many as the scale says if absent.")]
+Paths = "a folder, a glob or a list with commas"
+
+
+@evaluations.command()
+def babilong(
+    model: Model,
+    out: Out,
+    lengths: Lengths = "0k,4k",
+    samples: Samples = 100,
+    batch: Batch = 8,
+    seed: Seed = 0,
+    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(TASKS)}.")] = ",".join(TASKS[:5]),
+    facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = stream.SIMULATOR,
+    background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
+) -> None:
+    """BABILong: facts scattered over a long text, a question at its end. Goes on where it was stopped.
+
+    Example: atlas-memory eval babilong --model my-model --lengths 0k,4k --tasks qa1,qa2 --out babilong.json
+    """
+    settings = {"lengths": lengths, "tasks": tasks, "samples": samples, "seed": seed}
+    settings |= {"facts": facts, "background": background}
+
+    def cells() -> list[Cell]:
+        return stream.cells(parse_lengths(lengths), samples, seed, _names(tasks), facts, background)
+
+    _run("babilong", model, out, batch, settings, cells)
+
+
+@evaluations.command()
+def niah(
+    model: Model,
+    out: Out,
+    lengths: Lengths = "2k,4k,8k,16k",
+    samples: Samples = 10,
+    batch: Batch = 8,
+    seed: Seed = 0,
+    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(needle.TASKS)}.")] = ",".join(needle.TASKS),
+    background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
+    depths: Annotated[
+        str, typer.Option(help="Where the needle is: 0 the start of the text, 1 its end.")
+    ] = "0,0.25,0.5,0.75,1",
+) -> None:
+    """RULER's single needles in a haystack, depth by length. Goes on where it was stopped.
+
+    Example: atlas-memory eval niah --model my-model --lengths 2k,4k --samples 5 --out niah.json
+    """
+    settings = {"lengths": lengths, "tasks": tasks, "samples": samples, "seed": seed}
+    settings |= {"background": background, "depths": depths}
+
+    def cells() -> list[Cell]:
+        chosen = [_number("depths", depth) for depth in _names(depths)]
+        return needle.cells(parse_lengths(lengths), samples, seed, _names(tasks), background, chosen)
+
+    _run("niah", model, out, batch, settings, cells)
+
+
+@evaluations.command("mqar")
+def recall(
+    model: Model,
+    out: Out,
+    lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, such as 64,256; all if absent.")] = None,
+    samples: SamplesOrAll = None,
+    batch: Batch = 32,
+    seed: Seed = 0,
+    scale: Scale = "small",
+) -> None:
+    """Multi-query associative recall, on a model trained for it (token ids, no tokenizer).
+
+    Example: atlas-memory eval mqar --model my-mqar-model --lengths 64,128 --out mqar.json
+    """
+    settings = {"lengths": lengths, "samples": samples, "seed": seed, "scale": scale}
+
+    def cells() -> list[Cell]:
+        return mqar.cells(None if lengths is None else parse_lengths(lengths), samples, seed, scale)
+
+    _run("mqar", model, out, batch, settings, cells)
+
+
+@evaluations.command("mad")
+def skills(
+    model: Model,
+    out: Out,
+    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.")] = ",".join(mad.SCORED),
+    samples: SamplesOrAll = None,
+    batch: Batch = 32,
+    seed: Seed = 0,
+    scale: Scale = "small",
+) -> None:
+    """MAD's tasks, on a model trained for them (token ids, no tokenizer).
+
+    Example: atlas-memory eval mad --model my-mad-model --tasks in_context_recall --out mad.json
+    """
+    settings = {"tasks": tasks, "samples": samples, "seed": seed, "scale": scale}
+    _run("mad", model, out, batch, settings, lambda: mad.cells(samples, seed, _names(tasks), scale))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(argument: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {text!r} is not a number; accepted: such as 0,0.5,1.") from error
+
+
+def _run(name: str, model: Path, out: Path, batch: int, settings: dict[str, Any], cells: Any) -> None:
+    try:
+        report = evaluate(Request(name, model, cells(), out, settings, batch))
+    except (ValueError, OSError, EvaluationError) as error:
+        raise refused(error) from error
+    console.print(report.table())
+    try:
+        figures.draw(report, out.with_suffix(".png"))
+    except ImportError as error:  # the numbers are there; a figure is a convenience
+        typer.echo(str(error), err=True)

@@ -1,0 +1,122 @@
+"""bAbI stories: numbered sentences and questions, as in the public files.
+
+    1 Mary moved to the bathroom.
+    2 John went to the hallway.
+    3 Where is Mary? 	bathroom	1
+
+A question line has the answer and the numbers of the lines that support it after tabs; number 1 starts a new story.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from atlas_memory.tasks.files import find_files
+
+TASKS = tuple(f"qa{number}" for number in range(1, 11))
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question of a story; all sentences before it are known when it is asked."""
+
+    text: str
+    answer: str
+    supports: tuple[int, ...]  # places of the supporting sentences in the story's list of sentences
+    asked_after: int  # sentences before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    sentences: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+    def lines(self) -> Iterator[tuple[str, Question | None]]:
+        """Sentences and questions in the order they are told: (text, the question or None)."""
+        told = 0
+        for question in self.questions:
+            yield from ((sentence, None) for sentence in self.sentences[told : question.asked_after])
+            told = question.asked_after
+            yield question.text, question
+
+
+class Asked(NamedTuple):
+    """One question with the sentences before it: what BABILong hides."""
+
+    sentences: tuple[str, ...]
+    question: str
+    answer: str
+
+
+def asked(stories: Iterable[Story]) -> Iterator[Asked]:
+    """Every question of every story, each with all sentences that precede it."""
+    for story in stories:
+        for question in story.questions:
+            yield Asked(story.sentences[: question.asked_after], question.text, question.answer)
+
+
+def read_stories(path: str | Path) -> list[Story]:
+    """The stories of one file."""
+    stories: list[_Reading] = []
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place, separator, rest = line.rstrip("\n").partition(" ")
+            if not separator or not place.isdecimal() or (not stories and place != "1"):
+                raise ValueError(
+                    f"{path}, line {number}: {line.strip()[:60]!r} is not a bAbI line: `ID text`, from ID 1 on."
+                )
+            if place == "1":
+                stories.append(_Reading())
+            stories[-1].add(int(place), rest, f"{path}, line {number}")
+    if not stories:
+        raise ValueError(f"{path} has no stories; accepted: lines `ID text`, ID 1 starting a story.")
+    return [reading.story() for reading in stories]
+
+
+class _Reading:
+    """A story under construction: line numbers become places of sentences."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.questions: list[Question] = []
+        self._places: dict[int, int] = {}
+
+    def add(self, number: int, text: str, where: str) -> None:
+        if "\t" not in text:
+            self._places[number] = len(self.sentences)
+            self.sentences.append(text.strip())
+            return
+        fields = [field.strip() for field in text.split("\t")]
+        try:
+            supports = tuple(self._places[int(support)] for support in (fields[2].split() if fields[2:] else ()))
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"{where}: supporting lines {fields[2]!r} must be numbers of sentences before it."
+            ) from error
+        self.questions.append(Question(fields[0], fields[1], supports, len(self.sentences)))
+
+    def story(self) -> Story:
+        return Story(tuple(self.sentences), tuple(self.questions))
+
+
+def story_files(paths: str, task: str) -> list[Path]:
+    """The files of a task among those of a folder, a glob or a comma-separated list: `qa1_valid.txt`, `qa1.txt`, …
+
+    Where a folder has training files and others, the training files are left out: samples are for measuring. A glob or
+    a list that names them takes them.
+    """
+    named = re.compile(rf"{task}(?:[^0-9].*)?\.txt")
+    files = [path for path in find_files("facts", paths, (".txt",)) if named.fullmatch(path.name)]
+    if Path(paths).is_dir():
+        files = [path for path in files if "train" not in path.stem] or files
+    if not files:
+        raise ValueError(
+            f"facts={paths!r} has no file of {task}; accepted: names such as {task}_valid.txt or {task}.txt."
+        )
+    return files

@@ -1,0 +1,239 @@
+"""Run a saved model over samples: streaming, scored, with intervals, and resumed where it was stopped.
+
+A request is a list of cells; a cell is read in batches of rows. After each batch its score is kept, and every few
+minutes within one the memory itself (`work.py`), so that an evaluation over ten million tokens can be stopped at any
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from atlas_memory.data import IGNORED, load_tokenizer
+from atlas_memory.data.options import check_whole
+from atlas_memory.data.tokenizers import Encoder
+from atlas_memory.models import AtlasCache
+from atlas_memory.models.reading import DEFAULT_STEP
+from atlas_memory.tasks.lengths import tokens_of
+from atlas_memory.tasks.paper.report import check_output, write_json
+from atlas_memory.tasks.reading import Reader, TokenRow, make_reader
+from atlas_memory.tasks.results import Report, Result, peak_rss_mb, wilson
+from atlas_memory.tasks.samples import Cell, Sample
+from atlas_memory.tasks.work import Finished, WorkFolder
+
+SAVE_EVERY = 120.0  # seconds between two saves of the memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to evaluate. Checked as it is made, before any work.
+
+    settings: everything the samples depend on; earlier work is gone on with only if it is the same.
+    """
+
+    name: str
+    model: Path  # a folder written by save_pretrained, with its tokenizer
+    cells: Sequence[Cell]
+    out: Path
+    settings: dict[str, Any]
+    batch: int = 8
+    step: int = DEFAULT_STEP  # tokens of a row read at once
+    save_every: float = SAVE_EVERY
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "step"):
+            check_whole(name, getattr(self, name))
+        if not self.cells:
+            raise ValueError("cells=[]: there is nothing to evaluate.")
+        if not (self.model / "config.json").is_file():
+            raise ValueError(
+                f"model={str(self.model)!r} has no config.json; accepted: a folder written by save_pretrained, "
+                "of the model and of its tokenizer."
+            )
+        check_output(self.out)
+
+    def all_settings(self) -> dict[str, Any]:
+        return {
+            "evaluation": self.name,
+            "model": str(self.model),
+            "batch": self.batch,
+            "step": self.step,
+            **self.settings,
+        }
+
+
+def evaluate(request: Request, progress: bool = True) -> Report:
+    """Score every cell, write the report to `request.out`, and return it."""
+    work = WorkFolder(request.out, request.all_settings())
+    run = _Run(request, work, _Bar(request, work, progress))
+    with run.bar.shown:
+        for number, cell in enumerate(request.cells):
+            for batch in range(-(-cell.samples // request.batch)):
+                if not work.has(number, batch):
+                    work.add(run.batch(number, batch))
+    results = [_result(cell, number, work.finished) for number, cell in enumerate(request.cells)]
+    report = Report(request.name, str(request.model), request.settings, results)
+    write_json(request.out, report.to_dict())
+    work.remove()
+    return report
+
+
+def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
+    mine = [entry for entry in finished if entry.cell == number]
+    right = sum(sum(entry.right) for entry in mine)
+    low, high = wilson(right, cell.samples)
+    tokens, seconds = sum(entry.tokens for entry in mine), sum(entry.seconds for entry in mine)
+    # Token ids have no characters: their own number is the length.
+    characters = sum(entry.characters for entry in mine)
+    return Result(
+        task=cell.task,
+        length=cell.length,
+        samples=cell.samples,
+        accuracy=right / cell.samples,
+        low=low,
+        high=high,
+        tokens_per_second=tokens / max(seconds, 1e-9),
+        peak_rss_mb=max(entry.peak_rss_mb for entry in mine),
+        gpt2_tokens=tokens_of(characters) / cell.samples,
+        tokens=tokens / cell.samples,
+        details=cell.details,
+    )
+
+
+class _Run:
+    """A loaded model and where its work goes."""
+
+    def __init__(self, request: Request, work: WorkFolder, bar: _Bar) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.request, self.work, self.bar = request, work, bar
+        model: Any = AutoModelForCausalLM.from_pretrained(request.model)
+        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self._reader: Reader | None = None
+        if any(cell.sample is not None for cell in request.cells):
+            tokenizer = load_tokenizer(request.model)
+            self._encoder = Encoder(tokenizer)
+            _check_vocabulary(self.model, self._encoder.vocabulary, "its tokenizer")
+            self._reader = make_reader(self.model, tokenizer, request.step)
+
+    def batch(self, number: int, batch: int) -> Finished:
+        cell = self.request.cells[number]
+        begin = batch * self.request.batch
+        chosen = range(begin, min(begin + self.request.batch, cell.samples))
+        entry = Finished(number, batch)
+        if cell.sample is not None:
+            entry = self._texts([cell.sample(place) for place in chosen], entry)
+        else:
+            self._token_ids(cell, chosen, entry)
+        entry.peak_rss_mb = max(entry.peak_rss_mb, peak_rss_mb())
+        return entry
+
+    def _texts(self, samples: Sequence[Sample], entry: Finished) -> Finished:
+        assert self._reader is not None
+        cache: AtlasCache | None = None
+        places: list[dict[str, Any]] = [{} for _ in samples]
+        if (saved := self.work.load_reading(entry.cell, entry.batch)) is not None:
+            entry, places, cache = saved
+            _move(cache, self.model.device)
+            self.bar.advance(entry, tokens_of(entry.characters))
+        rows = [TokenRow(sample, self._encoder, **place) for sample, place in zip(samples, places, strict=True)]
+        answers = [len(ids) for ids in self._encoder.encode([sample.answer for sample in samples])]
+        new_tokens = max(n + sample.extra_tokens for n, sample in zip(answers, samples, strict=True))
+        clock = _Clock(entry, rows, self.bar)
+
+        def watch(rows: Sequence[TokenRow], cache: AtlasCache) -> None:
+            if clock.update() > self.request.save_every:
+                self.work.save_reading(entry, [row.place() for row in rows], cache)
+                clock.saved()
+
+        said = self._reader.answers(rows, new_tokens, cache, watch)
+        clock.update()
+        entry.tokens += len(rows)  # the last one of each, which asks
+        entry.right = [float(sample.score(text, sample.answer)) for text, sample in zip(said, samples, strict=True)]
+        return entry
+
+    @torch.inference_mode()
+    def _token_ids(self, cell: Cell, chosen: range, entry: Finished) -> None:
+        assert cell.examples is not None
+        inputs, targets = (x[chosen.start : chosen.stop] for x in cell.examples())
+        _check_vocabulary(self.model, int(max(inputs.max(), targets.max())) + 1, cell.task)
+        begin = time.perf_counter()
+        said = (cell.said or _next_tokens)(self.model, inputs.to(self.model.device)).cpu()
+        entry.seconds = time.perf_counter() - begin
+        asked = targets != IGNORED
+        entry.right = ((said == targets) & asked).sum(1).div(asked.sum(1)).tolist()
+        entry.tokens = inputs.numel()
+        self.bar.advance(entry, inputs.numel())
+
+
+class _Clock:
+    """Counts what rows have read, and the time it took, into an entry."""
+
+    def __init__(self, entry: Finished, rows: Sequence[TokenRow], bar: _Bar) -> None:
+        self._entry, self._rows, self._bar = entry, rows, bar
+        self._before = entry.tokens, entry.characters, entry.seconds
+        self._begin = self._last_save = time.perf_counter()
+
+    def update(self) -> float:
+        """Seconds since the last save."""
+        tokens, characters, seconds = self._before
+        entry, now, shown = self._entry, time.perf_counter(), self._entry.characters
+        entry.tokens = tokens + sum(row.tokens for row in self._rows)
+        entry.characters = characters + sum(row.characters for row in self._rows)
+        entry.seconds = seconds + now - self._begin
+        self._bar.advance(entry, tokens_of(entry.characters - shown))
+        return now - self._last_save
+
+    def saved(self) -> None:
+        self._last_save = time.perf_counter()
+
+
+class _Bar:
+    """Progress over all cells, in the tokens lengths are counted in; the speed is in the model's own."""
+
+    def __init__(self, request: Request, work: WorkFolder, progress: bool) -> None:
+        self.shown = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, {task.fields[speed]:,.0f} tokens/s"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+            disable=not progress,
+        )
+        self._cells = request.cells
+        total = sum(cell.length * cell.samples for cell in request.cells)
+        done = sum(tokens_of(entry.characters) or entry.tokens for entry in work.finished)
+        self._task = self.shown.add_task("reading", total=max(total, 1), completed=int(done), speed=0)
+
+    def advance(self, entry: Finished, tokens: float) -> None:
+        speed = entry.tokens / max(entry.seconds, 1e-9)
+        cell = self._cells[entry.cell]
+        self.shown.update(self._task, advance=tokens, speed=speed, description=f"{cell.task} at {cell.length:,}")
+
+
+def _next_tokens(model: Any, inputs: Tensor) -> Tensor:
+    """(N, T) the most likely token after each place."""
+    likely: Tensor = model(input_ids=inputs, use_cache=False).logits.argmax(-1)
+    return likely
+
+
+def _move(cache: AtlasCache, device: torch.device) -> None:
+    for layer in cache.layers:
+        layer.change(lambda state: state.to(device))
+
+
+def _check_vocabulary(model: Any, needed: int, what: str) -> None:
+    if needed > model.config.vocab_size:
+        raise ValueError(
+            f"model has vocab_size={model.config.vocab_size}, but {what} needs {needed}; "
+            "was it trained for this, with this tokenizer?"
+        )

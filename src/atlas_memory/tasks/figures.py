@@ -1,0 +1,82 @@
+"""Results as figures: accuracy against length, and for needles a heat map of depth and length."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atlas_memory.tasks.lengths import length_name
+from atlas_memory.tasks.results import Report, Result
+
+
+def draw(report: Report, out: Path) -> None:
+    """Write a PNG file."""
+    figure = _figure_class()(layout="constrained")
+    if any("depth" in result.details for result in report.results):
+        _heat_maps(figure, report.results)
+    elif len({result.length for result in report.results}) > 1:
+        _curves(figure, report.results)
+    else:
+        _bars(figure, report.results)
+    figure.suptitle(f"{report.name}: {Path(report.model).name}")
+    figure.savefig(out, format=out.suffix.lstrip(".") or "png", dpi=150)
+
+
+def _curves(figure: Any, results: Sequence[Result]) -> None:
+    """One line a task, with its interval; lengths in equal steps, as 0K has no logarithm."""
+    lengths = sorted({result.length for result in results})
+    axes = figure.add_subplot(xlabel="length (tokens)", ylabel="accuracy", ylim=(-0.03, 1.03))
+    for name, mine in _lines(results).items():
+        places = [lengths.index(result.length) for result in mine]
+        axes.plot(places, [result.accuracy for result in mine], marker="o", label=name)
+        axes.fill_between(places, [result.low for result in mine], [result.high for result in mine], alpha=0.15)
+    axes.set_xticks(range(len(lengths)), [length_name(length) for length in lengths])
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _lines(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by what else than the length tells them apart."""
+    lines: dict[str, list[Result]] = {}
+    repeated = len({(result.task, result.length) for result in results}) < len(results)
+    for result in sorted(results, key=lambda result: result.length):
+        details = ", ".join(f"{value} {name}" for name, value in result.details.items()) if repeated else ""
+        lines.setdefault(f"{result.task} {details}".strip(), []).append(result)
+    return lines
+
+
+def _bars(figure: Any, results: Sequence[Result]) -> None:
+    axes = figure.add_subplot(ylabel="accuracy", ylim=(0, 1.03))
+    heights = [result.accuracy for result in results]
+    reach = [[r.accuracy - r.low for r in results], [r.high - r.accuracy for r in results]]
+    axes.bar(range(len(results)), heights, yerr=reach, capsize=4)
+    axes.set_xticks(range(len(results)), [result.task for result in results], rotation=20)
+
+
+def _heat_maps(figure: Any, results: Sequence[Result]) -> None:
+    """One map a task: depth down, length to the right."""
+    tasks = list(dict.fromkeys(result.task for result in results))
+    lengths = sorted({result.length for result in results})
+    depths = sorted({result.details["depth"] for result in results})
+    figure.set_size_inches(4.5 * len(tasks) + 1, 4)
+    image = None
+    for place, task in enumerate(tasks, 1):
+        found = {(r.details["depth"], r.length): r.accuracy for r in results if r.task == task}
+        grid = [[found.get((depth, length), float("nan")) for length in lengths] for depth in depths]
+        axes = figure.add_subplot(
+            1, len(tasks), place, title=task, xlabel="length (tokens)", ylabel="depth of the needle"
+        )
+        image = axes.imshow(grid, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+        axes.set_xticks(range(len(lengths)), [length_name(length) for length in lengths])
+        axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+    figure.colorbar(image, ax=figure.axes, label="accuracy")
+
+
+def _figure_class() -> Any:
+    """Without pyplot: no window, no global state."""
+    try:
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'atlas-memory[figures]'.") from error

@@ -1,0 +1,123 @@
+"""RULER's single needles in a haystack: S-NIAH 1, 2, 3, at every depth of every length.
+
+| task | haystack | value |
+|---|---|---|
+| single_1 | one noisy paragraph, again and again | a number of seven digits |
+| single_2 | books | a number of seven digits |
+| single_3 | books | a UUID |
+
+The score is whether the value appears in what the model says. Needle and values are the benchmark's; the noisy
+paragraph and the words around the text are our own.
+
+>>> sample = needle_sample("single_1", 0, length=120, depth=0.5)
+>>> print("".join(sample.pieces()), "→", sample.answer)
+A text with a special magic number in it follows; the number will be asked for at its end. The water is cold. The sand
+is warm. The wind is mild. On it goes. Out and home again. The water is cold. The sand is warm. One of the special
+magic numbers for keen-heron is: 9226692. The wind is mild. On it goes. Out and home again. The water is cold. The
+sand is warm. The wind is mild. On it goes. Which special magic number for keen-heron does the text mention? The
+special magic number for keen-heron is: → 9226692
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.tasks.background import BUILTIN, Background, open_background
+from atlas_memory.tasks.lengths import characters_of
+from atlas_memory.tasks.samples import Cell, Sample, contains, haystack, with_spaces
+
+
+class Kind(NamedTuple):
+    noise: bool  # haystack of noise, else of the background
+    values: str  # numbers or uuids
+
+
+TASKS = {"single_1": Kind(True, "numbers"), "single_2": Kind(False, "numbers"), "single_3": Kind(False, "uuids")}
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+NEEDLE = "One of the special magic {values} for {word} is: {value}."
+BEFORE = "A text with a special magic {one} in it follows; the {one} will be asked for at its end."
+QUESTION = "Which special magic {one} for {word} does the text mention? The special magic {one} for {word} is:"
+_ONE = {"numbers": "number", "uuids": "uuid"}
+
+NOISE = (
+    "The water is cold.",
+    "The sand is warm.",
+    "The wind is mild.",
+    "On it goes.",
+    "Out and home again.",
+)
+_FIRST = "amber brisk calm dusky early fabled grand humble ivory jolly keen lively misty noble olive plain"
+_SECOND = "acorn beacon canyon dune ember falcon glacier heron island jetty kestrel lagoon meadow orchard pebble"
+
+
+class Noise:
+    """The paragraph over and over."""
+
+    def sentences(self, seed: str) -> Iterator[str]:
+        return itertools.cycle(NOISE)
+
+
+def needle_sample(
+    task: str, number: int, length: int, depth: float, background: Background | None = None, seed: int = 0
+) -> Sample:
+    """A needle after a share `depth` of the haystack's sentences. length: GPT-2-equivalent tokens of everything."""
+    check_choice("task", task, tuple(TASKS))
+    if not 0 <= depth <= 1:
+        raise ValueError(f"depth={depth} must lie between 0, the start of the text, and 1, its end.")
+    kind = TASKS[task]
+    place = f"needle {task} {length} {depth} {seed} {number}"
+    draw = random.Random(place)
+    value = (
+        str(draw.randrange(10**6, 10**7))
+        if kind.values == "numbers"
+        else str(uuid.UUID(int=draw.getrandbits(128), version=4))
+    )
+    words = {
+        "values": kind.values,
+        "one": _ONE[kind.values],
+        "word": f"{draw.choice(_FIRST.split())}-{draw.choice(_SECOND.split())}",
+    }
+    source = Noise() if kind.noise or background is None else background
+    pieces = functools.partial(_pieces, words, value, source, place, length, depth)
+    # Room for a word or two before the value.
+    return Sample(pieces, value, contains, extra_tokens=16)
+
+
+def _pieces(
+    words: dict[str, str], value: str, source: Background, seed: str, length: int, depth: float
+) -> Iterator[str]:
+    before, question = BEFORE.format(**words), QUESTION.format(**words)
+    needle = NEEDLE.format(value=value, **words)
+    room = characters_of(length) - len(before) - len(question) - 2
+
+    def text() -> Iterator[str]:
+        yield before
+        yield from haystack(lambda: source.sentences(seed), room, [needle], lambda n: [round(depth * n)])
+        yield question
+
+    return with_spaces(text())
+
+
+def cells(
+    lengths: Sequence[int],
+    samples: int,
+    seed: int = 0,
+    tasks: Sequence[str] = tuple(TASKS),
+    background: str = BUILTIN,
+    depths: Sequence[float] = DEPTHS,
+) -> list[Cell]:
+    """The grid: every task at every length and depth, `samples` of each."""
+    check_whole("samples", samples)
+    opened = open_background(background)
+    made = []
+    for task, length, depth in itertools.product(tasks, lengths, depths):
+        sample = functools.partial(needle_sample, task, length=length, depth=depth, background=opened, seed=seed)
+        made.append(Cell(task, length, samples, sample, details={"depth": depth}))
+    return made

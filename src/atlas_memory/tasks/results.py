@@ -1,0 +1,99 @@
+"""What an evaluation found: accuracies with their intervals, as JSON, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import resource
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from atlas_memory.tasks.lengths import length_name
+
+CONFIDENCE = 0.95
+
+
+def wilson(right: float, samples: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's interval for a share: (low, high).
+
+    >>> [round(bound, 3) for bound in wilson(10, 10)]
+    [0.722, 1.0]
+    """
+    if not 0 <= right <= samples or not samples:
+        raise ValueError(f"right={right}, samples={samples}: at least one sample, and no more right than there are.")
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    share, weight = right / samples, z**2 / samples
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight**2 / 4) / (1 + weight)
+    # At the ends the interval ends there; rounding must not move it.
+    return (0.0 if right == 0 else middle - half), (1.0 if right == samples else middle + half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One cell. length: what was asked for; gpt2_tokens, tokens: means over samples, the model's own tokens second."""
+
+    task: str
+    length: int
+    samples: int
+    accuracy: float
+    low: float
+    high: float
+    tokens_per_second: float
+    peak_rss_mb: float
+    gpt2_tokens: float
+    tokens: float
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self)
+        details = fields.pop("details")
+        return fields | details
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    name: str  # babilong, niah, mqar, mad
+    model: str
+    settings: dict[str, Any]
+    results: list[Result]
+
+    def to_dict(self) -> dict[str, Any]:
+        results = [result.to_dict() for result in self.results]
+        return {"model": self.model, "evaluation": self.name, "settings": self.settings, "results": results}
+
+    def table(self) -> Table:
+        extra = list(dict.fromkeys(name for result in self.results for name in result.details))
+        numbers = ("samples", "accuracy", "low", "high", "tokens", "tokens/s", "RSS MB")
+        # Narrow, so that nine columns fit a terminal.
+        title = f"{self.name}: {self.model}"
+        table = Table(
+            "task", "length", *extra, *numbers, title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        for result in self.results:
+            table.add_row(
+                result.task,
+                length_name(result.length),
+                *(str(result.details.get(name, "")) for name in extra),
+                f"{result.samples:,}",
+                *(f"{share:.1%}" for share in (result.accuracy, result.low, result.high)),
+                *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second, result.peak_rss_mb)),
+            )
+        return table
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process has had so far, in megabytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, kilobytes elsewhere
+
+
+def means(results: Sequence[Result]) -> dict[int, float]:
+    """Mean accuracy over tasks at each length."""
+    lengths = dict.fromkeys(result.length for result in results)
+    return {n: statistics.fmean(result.accuracy for result in results if result.length == n) for n in lengths}

@@ -1,0 +1,76 @@
+"""What an evaluation has done so far, in a folder beside its result: one that is killed loses minutes, not hours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from atlas_memory.models import AtlasCache
+from atlas_memory.models.cache_file import load_cache, save_cache
+from atlas_memory.tasks.paper.report import write_json
+
+
+@dataclasses.dataclass
+class Finished:
+    """A batch of samples of a cell that is done: how right each was, and what reading took."""
+
+    cell: int
+    batch: int
+    right: list[float] = dataclasses.field(default_factory=list)
+    tokens: int = 0  # read, the model's own
+    characters: int = 0
+    seconds: float = 0.0
+    peak_rss_mb: float = 0.0
+
+
+class WorkFolder:
+    """finished.json: settings and finished batches. reading.safetensors: the memory in the middle of the next one.
+
+    The folder is made when there is something to keep.
+    """
+
+    def __init__(self, out: Path, settings: dict[str, Any]) -> None:
+        self.folder = out.with_name(f"{out.name}.work")
+        self._settings = json.loads(json.dumps(settings))  # as it will be read back
+        self._file, self._cache = self.folder / "finished.json", self.folder / "reading.safetensors"
+        self.finished: list[Finished] = []
+        if self._file.is_file():
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if content["settings"] != self._settings:
+                raise ValueError(
+                    f"out={str(out)!r}: {self.folder} holds the work of another evaluation, {content['settings']}; "
+                    "remove that folder, repeat that command, or choose another --out."
+                )
+            self.finished = [Finished(**entry) for entry in content["finished"]]
+
+    def _write(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        entries = [dataclasses.asdict(entry) for entry in self.finished]
+        write_json(self._file, {"settings": self._settings, "finished": entries})
+
+    def has(self, cell: int, batch: int) -> bool:
+        return any((entry.cell, entry.batch) == (cell, batch) for entry in self.finished)
+
+    def add(self, entry: Finished) -> None:
+        self.finished.append(entry)
+        self._write()
+        self._cache.unlink(missing_ok=True)
+
+    def save_reading(self, entry: Finished, places: list[dict[str, Any]], cache: AtlasCache) -> None:
+        if not self._file.is_file():
+            self._write()
+        save_cache(cache, self._cache, {"entry": dataclasses.asdict(entry), "places": places})
+
+    def load_reading(self, cell: int, batch: int) -> tuple[Finished, list[dict[str, Any]], AtlasCache] | None:
+        """Where the reading of this batch stood, if it was saved."""
+        if not self._cache.is_file():
+            return None
+        cache, notes = load_cache(self._cache)
+        entry = Finished(**notes["entry"])
+        return (entry, notes["places"], cache) if (entry.cell, entry.batch) == (cell, batch) else None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,61 @@
+"""The commands a person types, and their help."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from atlas_memory.cli import app
+from tests.tasks.conftest import save_small
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+NAMES = {"babilong": "my-model", "niah": "my-model", "mqar": "my-mqar-model", "mad": "my-mad-model"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_in_the_help_works_as_printed(
+    name: str, byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, stdout, _ = run("eval", name, "--help")
+    found = re.search(r"Example: atlas-memory (.*?\.json)", " ".join(stdout.replace("│", " ").split()))
+    assert code == 0 and found is not None
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / NAMES[name]
+    if name in ("babilong", "niah"):
+        model.symlink_to(byte_model)
+    else:
+        save_small(model, 8192)
+    # A later option wins: fewer and shorter samples, the rest as printed.
+    few = ["--samples", "2", *(["--lengths", "300"] if name in ("babilong", "niah") else [])]
+    few += ["--depths", "0.5"] if name == "niah" else []
+    code, stdout, stderr = run(*shlex.split(found[1]), *few)
+    assert code == 0, stderr
+    assert name in stdout
+    assert {row["samples"] for row in json.loads((tmp_path / f"{name}.json").read_text())["results"]} == {2}
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    for arguments, message in (
+        (["babilong", "--lengths", "4x"], "error: lengths='4x': '4x' is no length"),
+        (["babilong", "--tasks", "qa1,qa99"], "error: task='qa99' is not a choice"),
+        (["babilong", "--facts", "absent"], "error: facts='absent'"),
+        (["babilong", "--background", "absent"], "error: background='absent'"),
+        (["niah", "--depths", "x"], "error: depths: 'x' is not a number"),
+        (["mqar", "--scale", "huge"], "error: scale='huge' is not a choice"),
+        (["mad", "--tasks", "sorting"], "error: task='sorting' is not a choice"),
+    ):
+        code, _, stderr = run("eval", *arguments, "--model", byte_model, "--out", out)
+        assert code == 2 and stderr.startswith(message), stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,176 @@
+"""Evaluation: rows read side by side, scored, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_memory.data.tokenizers import Encoder, byte_tokenizer
+from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.tasks import evaluation, mqar
+from atlas_memory.tasks.babilong import stream
+from atlas_memory.tasks.babilong.solver import Solver
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.reading import StreamReader, TokenRow
+from atlas_memory.tasks.work import Finished, WorkFolder
+from tests.tasks.conftest import save_small
+
+TOKENIZER = byte_tokenizer()
+
+
+def request(model: Path, out: Path, **fields: Any) -> Request:
+    chosen = {"lengths": [0, 300], "samples": 3, "tasks": ["qa1", "qa5"]}
+    cells = stream.cells(**chosen)  # type: ignore[arg-type]
+    return Request(**{"name": "babilong", "model": model, "cells": cells, "out": out, "settings": chosen, **fields})
+
+
+def without_times(report: dict[str, Any]) -> dict[str, Any]:
+    timed = ("tokens_per_second", "peak_rss_mb")
+    results = [{name: value for name, value in row.items() if name not in timed} for row in report["results"]]
+    return {**report, "results": results}
+
+
+class Oracle:
+    """Reads the text itself, and answers what follows from it."""
+
+    def answers(self, rows: Sequence[TokenRow], new_tokens: int, cache: AtlasCache | None, watch: Any) -> list[str]:
+        said = []
+        for row in rows:
+            ids = []
+            while taken := row.take(37):
+                ids += taken
+            *sentences, question = str(TOKENIZER.decode(ids + row.waiting)).replace("?", "?.").split(". ")
+            solver = Solver()
+            for sentence in sentences:
+                try:
+                    solver.tell(f"{sentence}.")
+                except ValueError:
+                    continue  # background
+            said.append(f" {solver.answer(question.rstrip('.')).text}.")
+        return said
+
+
+def test_who_reads_everything_has_everything_right(
+    byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "make_reader", lambda *_: Oracle())
+    report = evaluate(request(byte_model, tmp_path / "out.json", batch=2), progress=False)
+    assert [(result.task, result.length, result.accuracy) for result in report.results] == [
+        (task, length, 1.0) for task in ("qa1", "qa5") for length in (0, 300)
+    ]
+
+
+def test_the_file(byte_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    report = evaluate(request(byte_model, out, batch=2), progress=False)
+    content = json.loads(out.read_text())
+    assert content == json.loads(json.dumps(report.to_dict())) and content["model"] == str(byte_model)
+    fields = {"task", "length", "samples", "accuracy", "low", "high", "tokens_per_second", "peak_rss_mb"}
+    for row in content["results"]:
+        assert fields <= set(row) and row["low"] <= row["accuracy"] <= row["high"] and row["samples"] == 3
+    # Bytes are characters here: both counts are of the same text.
+    assert content["results"][1]["tokens"] == pytest.approx(content["results"][1]["gpt2_tokens"] * 4.2)
+    assert 260 < content["results"][1]["gpt2_tokens"] <= 300
+    assert list(tmp_path.iterdir()) == [out]  # the work folder is gone
+
+
+def test_rows_side_by_side_are_rows_alone(byte_model: Path) -> None:
+    """Of different lengths, with steps that end anywhere."""
+    model = AtlasForCausalLM.from_pretrained(byte_model).double().eval()
+    reader, encoder = StreamReader(model, TOKENIZER, step=50), Encoder(TOKENIZER)
+    (cell,) = stream.cells([100], 4, tasks=["qa2"])
+    assert cell.sample is not None
+    samples = [cell.sample(number) for number in range(4)]
+
+    def said(chosen: list[Any]) -> list[str]:
+        return reader.answers([TokenRow(sample, encoder) for sample in chosen], 12, None, lambda *_: None)
+
+    together = said(samples)
+    assert together == [said([sample])[0] for sample in samples]
+    assert len({len("".join(sample.pieces())) for sample in samples}) == 4
+    whole = TOKENIZER("".join(samples[0].pieces()), return_tensors="pt")["input_ids"]
+    made = model.generate(whole, max_new_tokens=12, do_sample=False, pad_token_id=257, eos_token_id=None)
+    assert TOKENIZER.decode(made[0, whole.shape[1] :], skip_special_tokens=True) == together[0]
+
+
+def test_models_of_others(other_model: Path, tmp_path: Path) -> None:
+    report = evaluate(request(other_model, tmp_path / "out.json", settings={}), progress=False)
+    assert len(report.results) == 4
+    long = stream.cells([600], 1, tasks=["qa1"])
+    with pytest.raises(ValueError, match="takes 2048 tokens, but this text has"):
+        evaluate(request(other_model, tmp_path / "long.json", cells=long), progress=False)
+
+
+def test_token_ids(tmp_path: Path) -> None:
+    model = save_small(tmp_path / "model", 256)
+    cells = mqar.cells([64], samples=10)
+    report = evaluate(Request("mqar", model, cells, tmp_path / "out.json", {}, batch=4), progress=False)
+    assert [result.details for result in report.results] == [{"pairs": 4}, {"pairs": 8}, {"pairs": 16}]
+    assert all(result.samples == 10 and result.tokens == 64 for result in report.results)
+    public = mqar.cells([64], samples=2, scale="public")
+    with pytest.raises(ValueError, match="model has vocab_size=256, but mqar needs"):
+        evaluate(Request("mqar", model, public, tmp_path / "out2.json", {}), progress=False)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from atlas_memory.tasks.work import Finished, WorkFolder
+from tests.tasks.test_evaluation import evaluate, request
+
+torch.set_num_threads(1)
+save, saved = WorkFolder.save_reading, []
+
+def save_and_die(self, *arguments):
+    save(self, *arguments)
+    saved.append(1)
+    if len(saved) == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+WorkFolder.save_reading = save_and_die
+evaluate(request(Path(sys.argv[1]), Path(sys.argv[2]), batch=2, step=100, save_every=0.0), progress=False)
+"""
+
+
+def test_killed_it_goes_on_where_it_was(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, calm = tmp_path / "out.json", tmp_path / "calm.json"
+    command = [sys.executable, "-c", KILLED, str(byte_model), str(out), "11"]  # in the middle of a batch
+    killed = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not out.exists()
+    before = WorkFolder(out, request(byte_model, out, batch=2, step=100).all_settings()).finished
+    tokens: list[int] = []
+    take = TokenRow.take
+    monkeypatch.setattr(TokenRow, "take", lambda self, n: [tokens.append(1), take(self, n)][1])
+    evaluate(request(byte_model, out, batch=2, step=100), progress=False)
+    went_on = len(tokens)
+    tokens.clear()
+    evaluate(request(byte_model, calm, batch=2, step=100), progress=False)
+    assert before and went_on < len(tokens)  # not from the start
+    assert without_times(json.loads(out.read_text())) == without_times(json.loads(calm.read_text()))
+
+
+def test_work_of_another_evaluation_is_not_taken(byte_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    WorkFolder(out, {"seed": 1}).add(Finished(0, 0, [1.0]))
+    with pytest.raises(ValueError, match="holds the work of another evaluation"):
+        evaluate(request(byte_model, out), progress=False)
+
+
+def test_requests_are_checked_before_any_work(byte_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json; accepted: a folder written by save_pretrained"):
+        request(tmp_path, tmp_path / "out.json")
+    with pytest.raises(ValueError, match="batch=0 must be a whole number"):
+        request(byte_model, tmp_path / "out.json", batch=0)
+    with pytest.raises(RuntimeError, match="does not exist"):
+        request(byte_model, tmp_path / "absent" / "out.json")
+    assert os.listdir(tmp_path) == []
