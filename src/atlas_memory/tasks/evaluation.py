@@ -94,6 +94,7 @@ def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
     tokens, seconds = sum(entry.tokens for entry in mine), sum(entry.seconds for entry in mine)
     # Token ids have no characters: their own number is the length.
     characters = sum(entry.characters for entry in mine)
+    gpt2_tokens = tokens if cell.sample is None else tokens_of(characters)
     return Result(
         task=cell.task,
         length=cell.length,
@@ -103,7 +104,7 @@ def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
         high=high,
         tokens_per_second=tokens / max(seconds, 1e-9),
         peak_rss_mb=max(entry.peak_rss_mb for entry in mine),
-        gpt2_tokens=tokens_of(characters) / cell.samples,
+        gpt2_tokens=gpt2_tokens / cell.samples,
         tokens=tokens / cell.samples,
         details=cell.details,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 # Lengths are in tokens of GPT-2, 4.2 characters of English each, so that a coarse tokenizer cannot make a task shorter.
 CHARACTERS_A_TOKEN = 4.2
@@ -39,7 +38,3 @@ def length_name(tokens: int) -> str:
         if tokens and tokens % size == 0:
             return f"{tokens // size}{unit}"
     return str(tokens) if tokens else "0K"
-
-
-def names_of(lengths: Sequence[int]) -> str:
-    return ", ".join(length_name(length) for length in lengths)

@@ -74,7 +74,8 @@ class StreamReader:
 
     def __init__(self, model: AtlasForCausalLM, tokenizer: PreTrainedTokenizerBase, step: int) -> None:
         self.model, self._tokenizer, self._step = model, tokenizer, step
-        self._pad = Encoder(tokenizer).pad
+        encoder = Encoder(tokenizer)
+        self._pad, self._end = encoder.pad, encoder.end
 
     @torch.inference_mode()
     def answers(self, rows: Sequence[TokenRow], new_tokens: int, cache: AtlasCache | None, watch: Watcher) -> list[str]:
@@ -88,7 +89,10 @@ class StreamReader:
             outputs = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             ids = outputs.logits[:, -1].argmax(-1, keepdim=True)
             said.append(ids)
-        return [str(text) for text in self._tokenizer.batch_decode(torch.cat(said, dim=1), skip_special_tokens=True)]
+        return [str(self._tokenizer.decode(self._before_end(ids))) for ids in torch.cat(said, dim=1).tolist()]
+
+    def _before_end(self, ids: list[int]) -> list[int]:
+        return ids[: ids.index(self._end)] if self._end in ids else ids
 
     def _read(self, taken: list[list[int]], cache: AtlasCache) -> None:
         longest = max(map(len, taken))

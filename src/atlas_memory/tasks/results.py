@@ -84,6 +84,11 @@ class Report:
                 *(f"{share:.1%}" for share in (result.accuracy, result.low, result.high)),
                 *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second, result.peak_rss_mb)),
             )
+        tasks, lengths = ({getattr(result, name) for result in self.results} for name in ("task", "length"))
+        if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
+            table.add_section()
+            for length, mean in means(self.results).items():
+                table.add_row("mean", length_name(length), "", f"{mean:.1%}")
         return table
 
 
