@@ -19,7 +19,7 @@ from atlas_memory.train.recipe import OptimizerConfig
 from atlas_memory.train.scaling import Plan, predict
 from benchmarks.child import Child
 from benchmarks.registry import Measured, Run, measurement
-from benchmarks.work import Work
+from benchmarks.work import high_water_after
 
 # Width and layers; four sizes of each of two memories, from tens of thousands of parameters to several millions.
 SIZES = ((64, 2), (128, 2), (192, 3), (256, 4))
@@ -52,18 +52,25 @@ class Subject:
 
     def seconds(self) -> float:
         start = time.perf_counter()
-        self._loss().backward()
+        self._loss(self.ids).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return time.perf_counter() - start
 
     def peak_bytes(self) -> int:
-        """Of forward and backward: gradients and activations. Weights and optimizer are there before."""
-        gc.collect()
-        return Work(self._loss, list(self.model.parameters())).peak_bytes(backward=True)
+        """Of forward and backward: gradients and activations. Weights are there before; no step may have been taken.
 
-    def _loss(self) -> torch.Tensor:
-        return self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
+        What a step frees stays with the allocator, and would hide the next one's; what is loaded once in the life of a
+        process is loaded by a few tokens first.
+        """
+        self._loss(self.ids[:1, :16]).backward()
+        self.optimizer.zero_grad()
+        gc.collect()
+        before = high_water_after(lambda: None)
+        return high_water_after(lambda: self._loss(self.ids).backward()) - before
+
+    def _loss(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 @functools.cache
@@ -75,12 +82,12 @@ def _compared(run: Run, preset: str) -> dict[str, Any]:
         trace = plan.trace()
         settings = {"preset": preset, "width": width, "layers": layers}
         with Child(sys.executable, "benchmarks.measurements.scaling:Subject", **settings) as subject:
+            peak = subject.call("peak_bytes")
             subject.call("seconds")
             taken, machines = [], []
             for _ in range(run.repetitions(7)):
                 machines.append(this_machine(repetitions=5))
                 taken.append(subject.call("seconds"))
-            peak = subject.call("peak_bytes")
         predictions = [predict(plan, machine, trace) for machine in machines]
         name = f"{layers} × {width}"
         memory = predictions[0].memory
