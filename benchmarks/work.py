@@ -34,10 +34,15 @@ class Work:
     def peak_bytes(self, backward: bool) -> int:
         """The most memory one repetition holds above what the process held before it."""
         gc.collect()
-        _reset_high_water()
         before = _status_bytes("VmRSS")
-        self.run(backward)
-        return _status_bytes("VmHWM") - before
+        return high_water_after(lambda: self.run(backward)) - before
+
+
+def high_water_after(work: Callable[[], object]) -> int:
+    """The most memory the process holds while it does this."""
+    _reset_high_water()
+    work()
+    return _status_bytes("VmHWM")
 
 
 def _reset_high_water() -> None:

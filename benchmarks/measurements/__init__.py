@@ -15,6 +15,7 @@ GROUPS = (
     "presets",
     "facts",
     "training",
+    "scaling",
 )
 
 

@@ -1,6 +1,25 @@
 """The command line: parses, calls, prints. One file for each group of commands."""
 
-from atlas_memory.cli import evaluating, generating, long_contexts, looking, tokenizing, training
+from atlas_memory.cli import (
+    evaluating,
+    generating,
+    long_contexts,
+    looking,
+    planning,
+    studying,
+    tokenizing,
+    training,
+)
 from atlas_memory.cli.application import app
 
-__all__ = ["app", "evaluating", "generating", "long_contexts", "looking", "tokenizing", "training"]
+__all__ = [
+    "app",
+    "evaluating",
+    "generating",
+    "long_contexts",
+    "looking",
+    "planning",
+    "studying",
+    "tokenizing",
+    "training",
+]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import typer
 from rich.console import Console
+from rich.logging import RichHandler
 from transformers.utils import logging as transformers_logging
 
 app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
@@ -22,3 +25,11 @@ def refused(error: Exception) -> typer.Exit:
     """Say what was wrong with the request, and end with the code for that."""
     typer.echo(f"error: {error}", err=True)
     return typer.Exit(code=2)
+
+
+def speak() -> None:
+    """What the loop has to say goes to the terminal, above the progress bar."""
+    logger = logging.getLogger("atlas_memory")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(RichHandler(console=Console(stderr=True), show_path=False))

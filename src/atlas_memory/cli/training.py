@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.logging import RichHandler
 from rich.table import Column, Table
 
-from atlas_memory.cli.application import app, console, refused
+from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.train import DivergedError, load_recipe, plot, runs, shipped_recipes
 from atlas_memory.train import train as run_training
 
@@ -33,7 +30,7 @@ def train(
 
     Example: atlas-memory train quick --out runs/quick --steps 20 --set optimizer.lr=1e-3
     """
-    _speak()
+    speak()
     overrides = [*(changes or []), *([] if steps is None else [f"loop.steps={steps}"])]
     try:
         final = run_training(load_recipe(recipe, overrides), out, resume=resume, progress=not quiet)
@@ -44,14 +41,6 @@ def train(
         raise typer.Exit(code=1) from error
     if os.environ.get("RANK", "0") == "0":  # of many processes, one speaks
         console.print(f"The model is in {final}", markup=False)
-
-
-def _speak() -> None:
-    """What the loop has to say goes to the terminal, above the progress bar."""
-    logger = logging.getLogger("atlas_memory")
-    logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(RichHandler(console=Console(stderr=True), show_path=False))
 
 
 @app.command("runs")

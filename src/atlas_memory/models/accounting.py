@@ -72,12 +72,21 @@ def sized_config(size: str, **fields: Any) -> AtlasConfig:
     if size.lower() not in SIZES:
         raise ValueError(f"size={size!r} is unknown; known: {', '.join(SIZES)}.")
     row = dict(SIZES[size.lower()])
-    target = row.pop("parameters")
-    config = AtlasConfig(**{**row, **fields, "intermediate_size": WIDTH_STEP})
-    slow, _ = count_parameters(config)
-    per_step = 3 * config.hidden_size * WIDTH_STEP * config.num_hidden_layers  # SwiGLU: three matrices per layer
-    steps = 1 + max(0, round((target - slow) / per_step))
-    return AtlasConfig(**{**row, **fields, "intermediate_size": WIDTH_STEP * steps})
+    return fitted_config(row.pop("parameters"), **{**row, **fields})
+
+
+def fitted_config(
+    parameters: int, *, initial: bool = False, width_step: int = WIDTH_STEP, **fields: Any
+) -> AtlasConfig:
+    """Feed-forward layers as wide, in steps, as the number of slow parameters asks for, and at least one step.
+
+    initial: the number includes the initial values of fast weights, as a comparison of small models must.
+    """
+    config = AtlasConfig(**{**fields, "intermediate_size": width_step})
+    slow, fast = count_parameters(config)
+    per_step = 3 * config.hidden_size * width_step * config.num_hidden_layers  # SwiGLU: three matrices per layer
+    steps = 1 + max(0, round((parameters - slow - (fast if initial else 0)) / per_step))
+    return AtlasConfig(**{**fields, "intermediate_size": width_step * steps})
 
 
 def count_parameters(config: AtlasConfig) -> tuple[int, int]:

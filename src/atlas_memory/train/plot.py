@@ -21,7 +21,7 @@ def draw(runs: Sequence[Run], out: Path, quantities: Sequence[str] = DEFAULT) ->
     shown = [quantity for quantity in quantities if quantity in logged]
     if not shown:
         raise ValueError("the runs have logged nothing yet.")
-    figure = _figure_class()(figsize=(6 * len(shown), 4), layout="constrained")
+    figure = figure_class()(figsize=(6 * len(shown), 4), layout="constrained")
     for place, quantity in enumerate(shown, 1):
         axes = figure.add_subplot(1, len(shown), place, xlabel="step", ylabel=quantity)
         for run in runs:
@@ -33,7 +33,7 @@ def draw(runs: Sequence[Run], out: Path, quantities: Sequence[str] = DEFAULT) ->
     figure.savefig(out, format="png", dpi=120)
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
     """Without pyplot: no window, no global state."""
     try:
         return importlib.import_module("matplotlib.figure").Figure
