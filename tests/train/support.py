@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,14 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def logged(run_folder: Path, name: str = "loss") -> list[float]:
     lines = [json.loads(line) for line in (run_folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line[name] for line in lines if name in line]
+
+
+def cut_back(run: Path, name: str, step: int) -> Path:
+    """A copy as it was after a step, but for the log, which a crash leaves as it is."""
+    copy = run.parent / name
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "final")
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    return copy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from atlas_memory.train import DivergedError, Recipe, train
 from atlas_memory.train import loop as loop_module
 from atlas_memory.train.checkpoint import Checkpoints, DamagedCheckpointError, verify
 from atlas_memory.train.learner import Learner, Reader
-from tests.train.support import SEGMENTS, STEPS, logged, tiny_recipe, weights
+from tests.train.support import SEGMENTS, STEPS, cut_back, logged, tiny_recipe, weights
 
 
 def recipe(folder: Path, **sections: Any) -> Recipe:
@@ -32,17 +31,6 @@ def trained(folder: Path, name: str, resume: bool = False, **sections: Any) -> P
 def same(first: Path, second: Path) -> bool:
     one, other = weights(first / "final"), weights(second / "final")
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def cut_back(run: Path, name: str, step: int) -> Path:
-    """A copy as it was after a step, but for the log, which a crash leaves as it is."""
-    copy = run.parent / name
-    shutil.copytree(run, copy)
-    shutil.rmtree(copy / "final")
-    for checkpoint in (copy / "checkpoints").iterdir():
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    return copy
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

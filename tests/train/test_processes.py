@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.support import SEGMENTS, STEPS, command, environment, logged, run, tiny_recipe, weights, write_recipe
+from tests.train.support import (
+    SEGMENTS,
+    STEPS,
+    command,
+    cut_back,
+    environment,
+    logged,
+    run,
+    tiny_recipe,
+    weights,
+    write_recipe,
+)
 
 # Sums over ranks are added in another order: single precision, through a few steps of Adam.
 TOLERANCE = 1e-4
@@ -26,17 +36,6 @@ def recipe_file(folder: Path, **sections: Any) -> Path:
     return write_recipe(folder / "recipe.yaml", tiny_recipe(folder, **merged))
 
 
-def after(source: Path, name: str, step: int) -> Path:
-    """A copy of a run that ended after a step."""
-    copy = source.parent / name
-    shutil.copytree(source, copy)
-    shutil.rmtree(copy / "final")
-    for checkpoint in (copy / "checkpoints").iterdir():
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    return copy
-
-
 def test_two_processes_are_one_and_their_checkpoints_too(tmp_path: Path) -> None:
     """Segments with carried states, three of four rows in a pass: the hardest case. Then 2 → 1 and 1 → 2."""
     recipe = recipe_file(tmp_path, data=SEGMENTS, loop={"rows_per_pass": 3}, checkpoint={"keep": STEPS})
@@ -46,9 +45,9 @@ def test_two_processes_are_one_and_their_checkpoints_too(tmp_path: Path) -> None
     assert logged(tmp_path / "two") == pytest.approx(losses, rel=TOLERANCE)
     for name in ("gradient_norm", "validation_loss"):
         assert logged(tmp_path / "two", name) == pytest.approx(logged(tmp_path / "one", name), rel=10 * TOLERANCE)
-    run(1, recipe, after(tmp_path / "two", "two to one", 3), resume=True)
+    run(1, recipe, cut_back(tmp_path / "two", "two to one", 3), resume=True)
     assert logged(tmp_path / "two to one") == pytest.approx(losses, rel=TOLERANCE)
-    run(2, recipe, after(tmp_path / "one", "one to two", 3), resume=True)
+    run(2, recipe, cut_back(tmp_path / "one", "one to two", 3), resume=True)
     assert logged(tmp_path / "one to two") == pytest.approx(losses, rel=TOLERANCE)
 
 

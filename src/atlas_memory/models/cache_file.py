@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 from torch import Tensor
 
+from atlas_memory.files import write_whole
 from atlas_memory.layers.states import AttentionState, BlockState
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.ops import MemoryState
@@ -33,11 +33,7 @@ def save_cache(cache: AtlasCache, path: str | os.PathLike[str], notes: dict[str,
             described[name] = {"position": part.position, "spec": spec}
         layers.append({"length": layer.length, "parts": described})
     metadata = {"format": FORMAT, "layers": json.dumps(layers), "notes": json.dumps(notes or {})}
-    temporary = Path(path).with_name(f".{Path(path).name}.unfinished")
-    save_file(tensors, temporary, metadata)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(path, serialise(tensors, metadata))
 
 
 def load_cache(path: str | os.PathLike[str]) -> tuple[AtlasCache, dict[str, Any]]:

@@ -101,8 +101,7 @@ def _answer(call: Call, queries: Tensor) -> Tensor:
         return attend(call._replace(queries=queries))
     now, model = _weights_now(call), _model(call)
     flat = queries.movedim(2, 1).flatten(0, 1)
-    at_anchor = torch.full((flat.shape[1],), -1, device=flat.device)
-    answers = model.network.forward(Dense(now.weights), _inputs(model, now, flat, at_anchor), flat)
+    answers = model.network.forward(Dense(now.weights), _inputs(model, now, flat), flat)
     return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
 
 
@@ -131,10 +130,14 @@ def _model(call: Call) -> Model:
     return Model(call.spec, memory_network(call.spec), call.feature)
 
 
-def _inputs(model: Model, anchor: FastWeights, x: Tensor, places: Tensor) -> Tensor:
-    """What the first layer sees of x (R, Q, D): its features. places (Q,): see `kernel_features`."""
+def _inputs(model: Model, anchor: FastWeights, x: Tensor, first: int = -1, step: int = 0) -> Tensor:
+    """What the first layer sees of x (R, Q, D): its features.
+
+    first, step: the place of the token whose state each x reads, and how it grows; the default is the anchor, for all.
+    """
     if anchor.entries is None:
         return model.feature.expand(x)
+    places = first + step * torch.arange(x.shape[1], device=x.device)
     return kernel_features(model.feature, anchor.entries, x, places, model.spec.horizon)
 
 
@@ -157,9 +160,9 @@ class Prepared(NamedTuple):
 
 
 def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
-    groups, back = _groups(call)
     if call.spec.normalised:
         return attend_and_keep(call, monitors)
+    groups, back = _groups(call)
     if len(groups) == 1:
         return _run_together(call, recompute, monitors)
     watchers = [None if monitors is None else Monitors() for _ in groups]
@@ -270,8 +273,8 @@ def _step(
     update, record = _update(model, anchor, prepared, plan.place, monitor)
     queries = prepared.chunk.queries
     size = prepared.chunk.keys.shape[1] - model.spec.window + 1
-    places = torch.arange(size - queries.shape[1], size, device=queries.device)
-    outputs = model.network.forward(update, _inputs(model, anchor, queries, places), queries)
+    inputs = _inputs(model, anchor, queries, first=size - queries.shape[1], step=1)
+    outputs = model.network.forward(update, inputs, queries)
     if plan.last is None:
         return outputs, anchor, record
     after = update.fold(plan.last)
@@ -299,8 +302,9 @@ def _update(
     if impulses is not None:
         entries = None
         if anchor.entries is not None:  # each token's impulses read the state before it
-            readers = torch.arange(-1, chunk.keys.shape[1] - spec.window, device=chunk.keys.device)
-            entries = _inputs(model, anchor, impulses.inputs, readers.repeat_interleave(spec.window))
+            before = torch.arange(-1, chunk.keys.shape[1] - spec.window, device=chunk.keys.device)
+            places = before.repeat_interleave(spec.window)
+            entries = kernel_features(model.feature, anchor.entries, impulses.inputs, places, spec.horizon)
         errors = impulse_errors(impulses, anchor.weights["down"], anchor.momentum.get("down"), entries)
         solved = {"down": Factors(impulses.inputs, errors)}
         kernels = {"down": prepared.feature_kernel}
@@ -348,8 +352,7 @@ def _factors(model: Model, anchor: FastWeights, chunk: Chunk, size: int) -> dict
         return -chunk.values if spec.objective == "dot" else prediction - chunk.values
 
     reader = Dense(anchor.weights, decay)
-    at_anchor = torch.full((chunk.keys.shape[1],), -1, device=chunk.keys.device)
-    _, factors = model.network.factors(reader, _inputs(model, anchor, chunk.keys, at_anchor), chunk.keys, error)
+    _, factors = model.network.factors(reader, _inputs(model, anchor, chunk.keys), chunk.keys, error)
     entries = {site: factors[site]._replace(inputs=chunk.keys) for site in spec.cached_sites}
     return {site: entries[site] if site in entries else factors[site] for site in spec.fast}
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from atlas_memory.files import write_whole
 from atlas_memory.ops.dense import retract
 from atlas_memory.ops.entries import retract_columns
 from atlas_memory.spec import MemorySpec
@@ -162,7 +162,7 @@ class MemoryState:
             "position": json.dumps(self.position),
         }
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in self.tensors.items()}
-        _write_atomically(Path(path), serialise(tensors, metadata))
+        write_whole(path, serialise(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], spec: MemorySpec | None = None) -> MemoryState:
@@ -238,16 +238,3 @@ def _check_metadata(metadata: Mapping[str, str], path: str | os.PathLike[str]) -
         raise ValueError(
             f"path={str(path)!r} has format version {metadata.get('version')!r}; this library reads {FORMAT_VERSION}."
         )
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from atlas_memory.data import SourceConfig, load_tokenizer, read_documents, train_tokenizer
 from atlas_memory.data.tokenizers import vocabulary_size
+from atlas_memory.files import write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies.summaries import Result, figure, markdown, summarise
@@ -222,6 +222,4 @@ def _write(study: Study, results: Sequence[Result], out: Path) -> None:
         "runs": [dataclasses.asdict(result) for result in results],
     }
     for name, text in ((RESULTS, json.dumps(content, indent=1) + "\n"), (TABLE, markdown(rows))):
-        temporary = out / f".{name}.unfinished"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, out / name)
+        write_whole(out / name, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ from accelerate.utils import is_tensorboard_available, is_trackio_available, is_
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from atlas_memory.data.folders import synchronise
+from atlas_memory.files import write_whole
 from atlas_memory.train.recipe import Recipe
 
 LOG = "log.jsonl"
@@ -46,10 +45,7 @@ def forget_after(run: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again."""
     if (run / LOG).is_file():
         kept = [line for line in read_log(run) if line["step"] <= step]
-        temporary = run / f".{LOG}.unfinished"
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        synchronise(temporary)
-        os.replace(temporary, run / LOG)
+        write_whole(run / LOG, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class Records:

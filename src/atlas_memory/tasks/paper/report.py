@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from atlas_memory.files import write_whole
 from atlas_memory.tasks.paper.groups import GROUPS, EvaluationError, PaperTask, paper_tasks
 
 
@@ -91,16 +91,6 @@ def check_output(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file that is the old one or the new one at every moment, and never a part."""
+    """Numbers that are not finite must have been taken out: JSON has none."""
     check_output(path)
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
