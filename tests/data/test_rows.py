@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_memory.data import IGNORED, Batch, PackedRows, Rows, RowsConfig, SegmentRows, Store, make_rows
+from atlas_memory.data import IGNORED, Batch, PackedRows, Rows, RowsConfig, SegmentRows, Store, StoredLessons, make_rows
 from atlas_memory.data.order import DocumentOrder
 from tests.data.support import assert_same, make_store, merged, take
 
@@ -113,6 +113,7 @@ def test_packed_rows_are_the_stream_without_a_gap(
         assert targets == [*follows, IGNORED]
         assert all((batch.targets[~batch.mask] == IGNORED).all() for batch in batches)
         assert [batch.target_count for batch in batches] == [int((b.targets != IGNORED).sum()) for b in batches]
+        assert [batch.token_count for batch in batches] == [int(b.mask.sum()) for b in batches]
 
 
 @pytest.mark.parametrize("boundaries", ["reset", "carry"])
@@ -160,11 +161,12 @@ def test_segments_follow_one_document_at_a_time(
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), lengths)
         config = RowsConfig(kind="segments", batch=batch, length=length, lengths=((3, later),), seed=seed, epochs=2)
-        batches = take(SegmentRows(store, config), 10_000)
+        batches = take(SegmentRows(StoredLessons(store, config), config), 10_000)
         seen = list(itertools.chain.from_iterable(_documents_of(batches, row) for row in range(batch)))
         expected = [store.document(number).tolist() for number in range(len(store))]
         assert sorted(seen) == sorted(expected * 2)
         assert [b.target_count for b in batches] == [int((b.targets != IGNORED).sum()) for b in batches]
+        assert [b.token_count for b in batches] == [int(b.mask.sum()) for b in batches]
 
 
 def _documents_of(batches: list[Any], row: int) -> list[list[int]]:

@@ -31,6 +31,7 @@ class Batch:
     packed: bool  # starts may lie inside of rows
     index: int  # of the global batch, from 0
     target_count: int  # targets of the global batch, over all ranks: what a mean loss divides by
+    token_count: int  # real tokens of the global batch, over all ranks
 
     @property
     def fresh(self) -> Tensor:

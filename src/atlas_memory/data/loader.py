@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from atlas_memory.data.batch import Batch
+from atlas_memory.data.lessons import Lessons, StoredLessons, make_exercise, mixed
 from atlas_memory.data.options import DataConfig, check_whole
-from atlas_memory.data.rows import Rows, check_ranks, make_rows
-from atlas_memory.data.store import Store, open_store
+from atlas_memory.data.rows import Rows, SegmentRows, check_ranks, make_rows
+from atlas_memory.data.store import open_store
+from atlas_memory.data.tokenizers import load_tokenizer
 
 _Numbered = tuple[Batch, dict[str, Any]]
 
@@ -55,11 +57,6 @@ class Loader(Iterator[Batch]):
         rows = copy.copy(self._rows)
         rows.load_state_dict(self._state)
         return rows
-
-    @property
-    def store(self) -> Store:
-        """Where the tokens come from: `store.vocabulary`, `store.token_count`."""
-        return self._rows.store
 
     @property
     def length(self) -> int:
@@ -118,5 +115,18 @@ def make_loader(
     config: DataConfig, split: str = "train", rank: int = 0, world: int = 1, *, progress: bool = True
 ) -> Loader:
     """Tokenise, or find tokenised, and stand before the first batch."""
-    rows = make_rows(open_store(config, split, progress=progress), config.rows)
+    if config.exercises:
+        rows: Rows = SegmentRows(_mixture(config, split, progress), config.rows)
+    else:
+        rows = make_rows(open_store(config, split, progress=progress), config.rows)
     return Loader(rows, rank, world, workers=config.loading_workers, pin_memory=config.pin_memory)
+
+
+def _mixture(config: DataConfig, split: str, progress: bool) -> Lessons:
+    """Exercises, and documents of the source if there is a share for them."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    parts = [(make_exercise(exercise, split).lessons(tokenizer), exercise.share) for exercise in config.exercises]
+    if config.source_share:
+        store = open_store(config, split, progress=progress)
+        parts.append((StoredLessons(store, config.rows), config.source_share))
+    return mixed(parts, config.rows.seed)

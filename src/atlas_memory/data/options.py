@@ -166,6 +166,22 @@ def _checked_lengths(lengths: Any) -> tuple[tuple[int, int], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExerciseConfig:
+    """Lessons made by a task, such as `babilong`. share: of all lessons; what is left is the source's."""
+
+    name: str
+    share: float = 1.0
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share!r} must be a number above 0 and at most 1.")
+        if not isinstance(self.options, dict):
+            raise ValueError(f"options={self.options!r} must be names with values.")
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Everything between files and batches.
 
@@ -174,6 +190,7 @@ class DataConfig:
     """
 
     source: SourceConfig = dataclasses.field(default_factory=SourceConfig)
+    exercises: tuple[ExerciseConfig, ...] = ()  # mixed with the source; rows of kind `segments` only
     tokenizer: str = "bytes"  # bytes, a folder, or a name on the hub
     rows: RowsConfig = dataclasses.field(default_factory=RowsConfig)
     validation: float = 0.05
@@ -186,12 +203,26 @@ class DataConfig:
         for name, kind in (("source", SourceConfig), ("rows", RowsConfig)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}.")
+        self._check_exercises()
         check_text("tokenizer", self.tokenizer)
         check_share("validation", self.validation)
         check_text("cache", self.cache, optional=True)
         for name in ("tokenizing_workers", "loading_workers"):
             check_whole(name, getattr(self, name), least=0)
         check_flag("pin_memory", self.pin_memory)
+
+    def _check_exercises(self) -> None:
+        object.__setattr__(self, "exercises", tuple(self.exercises))
+        if self.exercises and self.rows.kind != "segments":
+            raise ValueError(f"exercises need rows.kind='segments', got {self.rows.kind!r}.")
+        if self.source_share < -1e-9:
+            raise ValueError(f"the shares of exercises must be at most 1 together, got {1 - self.source_share:g}.")
+
+    @property
+    def source_share(self) -> float:
+        """Of all lessons; exactly 0 where exercises take all."""
+        left = 1 - sum(exercise.share for exercise in self.exercises)
+        return 0.0 if abs(left) < 1e-9 else left
 
 
 def check_share(name: str, value: Any) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from atlas_memory.data.batch import IGNORED, Batch
+from atlas_memory.data.lessons import Lessons, StoredLessons, document_order
 from atlas_memory.data.options import RowsConfig, check_whole
-from atlas_memory.data.order import DocumentOrder
 from atlas_memory.data.store import Store
 
 
@@ -31,26 +31,12 @@ class Rows(abc.ABC):
 
     packed: bool
 
-    def __init__(self, store: Store, config: RowsConfig, minimum_tokens: int = 1) -> None:
-        self.store, self.config = store, config
-        self.document_lengths = np.diff(store.offsets)
-        documents = np.flatnonzero(self.document_lengths >= minimum_tokens)
-        if not len(documents):
-            longest = int(self.document_lengths.max())
-            raise ValueError(f"minimum_tokens={minimum_tokens} leaves no document; the longest has {longest} tokens.")
-        self.order = DocumentOrder(documents, self.document_lengths, config.seed, config.shuffle)
+    def __init__(self, config: RowsConfig, pad: int, digest: str) -> None:
+        self.config = config
+        self.pad = pad  # the token that fills rows
+        self.digest = digest  # equal for equal documents
         self.index = 0  # of the next global batch
         self._set_length: int | None = None
-
-    @property
-    def pad(self) -> int:
-        """The token that fills rows."""
-        return self.store.pad
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal documents."""
-        return self.store.digest
 
     @property
     def length(self) -> int:
@@ -93,6 +79,7 @@ class Rows(abc.ABC):
             packed=self.packed,
             index=self.index,
             target_count=self._target_count(),
+            token_count=self._token_count(),
         )
 
     def advance(self) -> None:
@@ -107,6 +94,10 @@ class Rows(abc.ABC):
     @abc.abstractmethod
     def _target_count(self) -> int:
         """Targets of the next global batch."""
+
+    @abc.abstractmethod
+    def _token_count(self) -> int:
+        """Real tokens of the next global batch."""
 
     @abc.abstractmethod
     def _advance(self) -> None: ...
@@ -155,7 +146,8 @@ class PackedRows(Rows):
     """
 
     def __init__(self, store: Store, config: RowsConfig) -> None:
-        super().__init__(store, config)
+        super().__init__(config, store.pad, store.digest)
+        self.store, self.order = store, document_order(store, config)
         self.resets = config.boundaries == "reset"
         self.packed = self.resets
         self.epoch, self.position = 0, 0  # tokens read of each lane before the next batch
@@ -205,6 +197,10 @@ class PackedRows(Rows):
     def _target_count(self) -> int:
         return sum(self._targets_between(*self._bounds(row)) for row in range(self.config.batch))
 
+    def _token_count(self) -> int:
+        bounds = [self._bounds(row) for row in range(self.config.batch)]
+        return sum(end - begin for begin, end in bounds)
+
     def _targets_between(self, begin: int, end: int) -> int:
         if end == begin:
             return 0
@@ -228,80 +224,81 @@ class PackedRows(Rows):
 
 
 class SegmentRows(Rows):
-    """Long documents as long documents: each row of the batch reads one, a segment a batch, then takes the next.
+    """Long documents as long documents: each row of the batch reads a lesson, a segment a batch, then takes the next.
 
     A row that is not `fresh` goes on where the same row of the batch before ended: carry its state, detached. The last
-    segment of a document is padded. With a number of epochs, rows for which no document is left are all padding.
+    segment of a lesson is padded. With a number of epochs, rows for which no lesson is left are all padding.
     """
 
     packed = False
     _NONE = -1
 
-    def __init__(self, store: Store, config: RowsConfig) -> None:
-        super().__init__(store, config, config.minimum_tokens)
-        self._end = None if config.epochs is None else config.epochs * self.order.count
-        self._taken = 0  # documents given to rows so far
-        self._documents = np.array([self._take() for _ in range(config.batch)])  # (batch,) what each row reads
-        self._offsets = np.zeros(config.batch, np.int64)  # (batch,) where in it
+    def __init__(self, lessons: Lessons, config: RowsConfig) -> None:
+        super().__init__(config, lessons.pad, lessons.digest)
+        if config.epochs is not None and lessons.count is None:
+            raise ValueError(f"epochs={config.epochs} must be None: exercises have no end.")
+        self.lessons = lessons
+        self._end = None if config.epochs is None or lessons.count is None else config.epochs * lessons.count
+        self._taken = 0  # lessons given to rows so far
+        self._numbers = [self._take() for _ in range(config.batch)]  # what each row reads
+        self._offsets = [0] * config.batch  # where in it
 
     def _take(self) -> int:
         if self._taken == self._end:
             return self._NONE
         self._taken += 1
-        return self.order.document(self._taken - 1)
+        return self._taken - 1
 
     @property
     def epochs_read(self) -> float:
         """Counts a document when it is begun."""
-        return self._taken / self.order.count
+        return 0.0 if self.lessons.count is None else self._taken / self.lessons.count
 
     @property
     def done(self) -> bool:
-        return bool((self._documents == self._NONE).all())
+        return all(number == self._NONE for number in self._numbers)
 
     def _row(self, row: int) -> Row:
-        document, begin = int(self._documents[row]), int(self._offsets[row])
-        whole = self.store.document(document) if document != self._NONE else np.empty(0, np.int64)
-        tokens = whole[begin : begin + self.length]
-        targets = np.full(len(tokens), IGNORED, np.int64)
-        after = whole[begin + 1 : begin + self.length + 1]
-        targets[: len(after)] = after
+        number, begin = self._numbers[row], self._offsets[row]
+        if number == self._NONE:
+            return Row(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+        tokens, targets = self.lessons.cut(number, begin, begin + self.length)
         starts = np.zeros(len(tokens), bool)
         starts[:1] = begin == 0
         return Row(tokens, targets, starts)
 
-    def _left(self) -> np.ndarray:
-        """(batch,) tokens of each row's document that are still to be read."""
-        reading = self._documents != self._NONE
-        return np.where(reading, self.document_lengths[self._documents] - self._offsets, 0)
-
     def _target_count(self) -> int:
-        return int(np.minimum(self.length, np.maximum(self._left() - 1, 0)).sum())
+        return sum(int((self._row(row).targets != IGNORED).sum()) for row in range(self.config.batch))
+
+    def _token_count(self) -> int:
+        return sum(len(self._row(row).tokens) for row in range(self.config.batch))
 
     def _advance(self) -> None:
-        finished = self._left() <= self.length
-        offsets, documents = self._offsets + self.length, self._documents.copy()
-        for row in np.flatnonzero(finished):
-            documents[row], offsets[row] = self._take(), 0
-        self._offsets, self._documents = offsets, documents
+        length = self.length
+        for row, number in enumerate(self._numbers):
+            self._offsets[row] += length
+            if number == self._NONE or self._offsets[row] >= self.lessons.length(number):
+                self._numbers[row], self._offsets[row] = self._take(), 0
+
+    def __copy__(self) -> SegmentRows:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _numbers=list(self._numbers), _offsets=list(self._offsets))
+        return copied
 
     def _identity(self) -> dict[str, Any]:
         fixed = {"batch": self.config.batch, "minimum_tokens": self.config.minimum_tokens}
         return {**super()._identity(), **fixed}
 
     def _place(self) -> dict[str, Any]:
-        return {"taken": self._taken, "documents": self._documents.tolist(), "offsets": self._offsets.tolist()}
+        return {"taken": self._taken, "numbers": list(self._numbers), "offsets": list(self._offsets)}
 
     def _go_to(self, place: dict[str, Any]) -> None:
         self._taken = int(place["taken"])
-        self._documents, self._offsets = np.array(place["documents"]), np.array(place["offsets"])
-
-
-_KINDS: dict[str, type[PackedRows] | type[SegmentRows]] = {"packed": PackedRows, "segments": SegmentRows}
+        self._numbers, self._offsets = list(place["numbers"]), list(place["offsets"])
 
 
 def make_rows(store: Store, config: RowsConfig) -> Rows:
-    return _KINDS[config.kind](store, config)
+    return PackedRows(store, config) if config.kind == "packed" else SegmentRows(StoredLessons(store, config), config)
 
 
 def check_ranks(rank: int, world: int, batch: int) -> None:

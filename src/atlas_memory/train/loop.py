@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from transformers import PreTrainedTokenizerBase
 
-from atlas_memory.data import DataConfig, Loader, load_tokenizer, make_loader, read_documents, train_tokenizer
+from atlas_memory.data import (
+    DataConfig,
+    Loader,
+    load_tokenizer,
+    make_exercise,
+    make_loader,
+    read_documents,
+    train_tokenizer,
+)
 from atlas_memory.data.folders import replace_folder
 from atlas_memory.data.tokenizers import end_token, vocabulary_size
 from atlas_memory.models import AtlasForCausalLM
@@ -87,14 +96,7 @@ class Training:
         self.show = progress and accelerator.is_main_process
         seed_random_numbers(recipe.seed, 0)  # the same initial weights on every rank
         self.data, self.tokenizer = self._tokenizer()
-        model = AtlasForCausalLM(
-            make_config(
-                recipe.model,
-                vocab_size=vocabulary_size(self.tokenizer),
-                eos_token_id=end_token(self.tokenizer),
-                pad_token_id=self.tokenizer.pad_token_id,
-            )
-        )
+        model = self._model()
         self.learner = Learner(accelerator, model, make_optimizers(model, recipe.optimizer), recipe)
         self.train_data = self._loader(self.data, "train")
         self.validation_data = self._validation_loader()
@@ -103,18 +105,41 @@ class Training:
         self.last_monitors: dict[str, float] = {}
         seed_random_numbers(recipe.seed, accelerator.process_index)
 
+    def _model(self) -> AtlasForCausalLM:
+        """The recipe's with new weights, or the one to go on from."""
+        if self.recipe.start is not None:
+            model: AtlasForCausalLM = AtlasForCausalLM.from_pretrained(self.recipe.start)
+            return model
+        return AtlasForCausalLM(
+            make_config(
+                self.recipe.model,
+                vocab_size=vocabulary_size(self.tokenizer),
+                eos_token_id=end_token(self.tokenizer),
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+        )
+
     def _tokenizer(self) -> tuple[DataConfig, PreTrainedTokenizerBase]:
         """The recipe's, or one trained now on the training documents and kept beside the run."""
         data, wanted = self.recipe.data, self.recipe.tokenizer
+        if self.recipe.start is not None:
+            data = dataclasses.replace(data, tokenizer=self.recipe.start)
         if wanted.vocabulary is not None:
             folder = self.out / "tokenizer"
             if self.accelerator.is_main_process and not folder.exists():
-                documents = read_documents(data.source, "train", data.validation)
-                texts = (document.text for document in itertools.islice(documents, wanted.documents))
-                train_tokenizer(texts, wanted.vocabulary, folder, progress=self.show)
+                train_tokenizer(self._texts(), wanted.vocabulary, folder, progress=self.show)
             self.accelerator.wait_for_everyone()
             data = dataclasses.replace(data, tokenizer=str(folder))
         return data, load_tokenizer(data.tokenizer)
+
+    def _texts(self) -> Iterator[str]:
+        """What a tokenizer is trained on: documents of the source, and lessons of every exercise."""
+        data = self.recipe.data
+        documents = read_documents(data.source, "train", data.validation)
+        yield from (document.text for document in itertools.islice(documents, self.recipe.tokenizer.documents))
+        for config in data.exercises:
+            exercise = make_exercise(config, "train")
+            yield from (exercise.text(number) for number in range(self.recipe.tokenizer.lessons))
 
     def _loader(self, data: DataConfig, split: str) -> Loader:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
@@ -125,7 +150,8 @@ class Training:
             return None
         rows = self.data.rows
         longest = max([rows.length, *(length for _, length in rows.lengths)])
-        rows = dataclasses.replace(rows, length=longest, lengths=(), shuffle=False, epochs=1)
+        epochs = None if self.data.exercises else 1  # exercises have no end
+        rows = dataclasses.replace(rows, length=longest, lengths=(), shuffle=False, epochs=epochs)
         return self._loader(dataclasses.replace(self.data, rows=rows, loading_workers=0), "validation")
 
     def run(self, resume: bool) -> Path:
@@ -160,10 +186,10 @@ class Training:
         logged = number % recipe.logging.every == 0 or number == 1 or last
         rate = recipe.optimizer.lr * factor(recipe.schedule, self.progress.step, recipe.loop.steps)
         outcome = self.learner.step(batch, rate, watch=logged and recipe.logging.monitors)
-        self._count(outcome, batch.target_count)
+        self._count(outcome, batch.token_count)
         if logged:
             seconds = time.perf_counter() - begin
-            records.write(self._line(outcome, rate, batch.target_count / seconds, waited / seconds))
+            records.write(self._line(outcome, rate, batch.token_count / seconds, waited / seconds))
         records.advance()
         self._check_patience(outcome)
         if self.validation_data is not None and (last or number % recipe.evaluation.every == 0):
@@ -173,9 +199,9 @@ class Training:
             self.checkpoints.save(self.learner, self.progress)
         return True
 
-    def _count(self, outcome: Outcome, targets: int) -> None:
+    def _count(self, outcome: Outcome, tokens: int) -> None:
         self.progress.step += 1
-        self.progress.tokens += targets
+        self.progress.tokens += tokens
         self.progress.skipped += not outcome.applied
         self.progress.skipped_in_a_row = 0 if outcome.applied else self.progress.skipped_in_a_row + 1
         self.last_monitors = outcome.monitors or self.last_monitors

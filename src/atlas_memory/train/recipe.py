@@ -60,7 +60,8 @@ class TokenizerConfig(Section):
     """Train a tokenizer on the training documents first, and keep it beside the run; else data.tokenizer is used."""
 
     vocabulary: Annotated[int, Field(ge=258)] | None = None
-    documents: Count | None = None  # to train it on; None: all
+    documents: Count | None = None  # of the source, to train it on; None: all
+    lessons: Count = 1000  # of each exercise, to train it on
 
 
 class OptimizerConfig(Section):
@@ -118,6 +119,7 @@ class LoggingConfig(Section):
 class Recipe(Section):
     description: str = ""
     seed: CountOrNone = 0
+    start: str | None = None  # a saved model's folder to go on from, with its tokenizer; then `model` must be empty
     model: Annotated[dict[str, Any], AfterValidator(_checked_model)] = Field(default_factory=dict)
     tokenizer: TokenizerConfig = TokenizerConfig()
     data: DataConfig = Field(default_factory=DataConfig)
@@ -130,7 +132,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Recipe:
-        if self.evaluation.every and not self.data.validation:
+        if self.start is not None and (self.model or self.tokenizer.vocabulary is not None):
+            raise ValueError("start gives the model and its tokenizer; model and tokenizer must be left out with it.")
+        if self.evaluation.every and not self.data.validation and self.data.source_share:
             raise ValueError("evaluation.every must be 0 where data.validation is 0: no documents are held out.")
         return self
 

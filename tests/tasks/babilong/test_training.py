@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_memory.data import IGNORED, Loader, RowsConfig
+from atlas_memory.data import IGNORED, DataConfig, ExerciseConfig, Loader, RowsConfig, SegmentRows, make_loader
 from atlas_memory.data.tokenizers import byte_tokenizer
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.training import Documents, TrainingConfig, TrainingRows, document_lines
+from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, TrainingConfig, document_lines
 from atlas_memory.tasks.background import open_background
 
 TOKENIZER = byte_tokenizer()
 ROWS = RowsConfig(kind="segments", batch=3, length=200)
 
 
-def rows(**fields: object) -> TrainingRows:
-    config = TrainingConfig(**{"tasks": ("qa1", "qa5"), "lengths": (0, 300), **fields})  # type: ignore[arg-type]
-    return TrainingRows(Documents(config, TOKENIZER), ROWS)
+def lessons(**options: object) -> BabilongLessons:
+    return Babilong({"tasks": ("qa1", "qa5"), "lengths": (0, 300), **options}).lessons(TOKENIZER)
+
+
+def rows(**options: object) -> SegmentRows:
+    return SegmentRows(lessons(**options), ROWS)
 
 
 def test_all_questions_of_a_story_are_asked_in_place() -> None:
@@ -40,7 +43,7 @@ def test_all_questions_of_a_story_are_asked_in_place() -> None:
 
 
 def test_targets_are_the_answers_shifted_by_one() -> None:
-    document = Documents(TrainingConfig(tasks=("qa1",), lengths=(300,)), TOKENIZER)[0]
+    document = lessons(tasks=("qa1",), lengths=(300,)).document(0)
     asked = np.flatnonzero(document.targets != IGNORED)
     np.testing.assert_array_equal(document.targets[asked], document.tokens[asked + 1])
     said = str(TOKENIZER.decode(document.targets[asked].tolist()))
@@ -49,7 +52,7 @@ def test_targets_are_the_answers_shifted_by_one() -> None:
 
 
 def test_segments_join_to_documents_and_count_their_targets() -> None:
-    made, documents = rows(), Documents(rows().documents.config, TOKENIZER)
+    made, documents = rows(), lessons()
     joined: list[list[int]] = [[], [], []]
     for batch in itertools.islice(Loader(made), 12):
         assert batch.target_count == int((batch.targets != IGNORED).sum())
@@ -64,7 +67,7 @@ def test_segments_join_to_documents_and_count_their_targets() -> None:
             break
         for row in range(3):
             if joined[row][:1] != [-1]:
-                assert joined[row] == documents[row].tokens[: len(joined[row])].tolist()
+                assert joined[row] == documents.document(row).tokens[: len(joined[row])].tolist()
 
 
 def test_resumes_exactly_and_for_any_number_of_ranks() -> None:
@@ -86,10 +89,10 @@ def test_resumes_exactly_and_for_any_number_of_ranks() -> None:
 
 def test_facts_of_files(tmp_path: Path) -> None:
     (tmp_path / "qa1_train.txt").write_text("1 Mary moved to the office.\n2 Where is Mary?\toffice\t1\n")
-    document = Documents(TrainingConfig(tasks=("qa1",), facts=str(tmp_path)), TOKENIZER)[0]
+    document = lessons(tasks=["qa1"], lengths=[0], facts=str(tmp_path)).document(0)
     assert TOKENIZER.decode(document.tokens[:-1].tolist()) == "Mary moved to the office. Where is Mary? office."
     with pytest.raises(ValueError, match="has no file of qa2, such as qa2_train"):
-        Documents(TrainingConfig(tasks=("qa2",), facts=str(tmp_path)), TOKENIZER)
+        lessons(tasks=("qa2",), facts=str(tmp_path))
 
 
 def test_choices_are_checked() -> None:
@@ -97,5 +100,31 @@ def test_choices_are_checked() -> None:
         TrainingConfig(tasks=("qa0",))
     with pytest.raises(ValueError, match="length=-1"):
         TrainingConfig(lengths=())
-    with pytest.raises(ValueError, match="of kind 'segments'"):
-        TrainingRows(rows().documents, RowsConfig())
+    with pytest.raises(ValueError, match="document number in stages=-1"):
+        TrainingConfig(stages=((-1, (0,)),))
+    with pytest.raises(ValueError, match="option of babilong='length' is not a choice; allowed: tasks, lengths"):
+        lessons(length=0)
+    with pytest.raises(ValueError, match="epochs=1 must be None: exercises have no end"):
+        SegmentRows(lessons(), RowsConfig(kind="segments", epochs=1))
+
+
+def test_stages_make_documents_longer() -> None:
+    config = TrainingConfig(lengths=(0,), stages=((2, (100, 200)), (5, (1000,))))
+    assert [config.lengths_at(number) for number in (0, 1, 2, 4, 5, 99)] == [
+        (0,), (0,), (100, 200), (100, 200), (1000,), (1000,),
+    ]  # fmt: skip
+    made = lessons(tasks=["qa1"], stages=[[1, [2000]]], lengths=[0])
+    assert made.length(0) < 2000 < made.length(1)
+
+
+def test_validation_has_other_stories() -> None:
+    options = {"tasks": ["qa1"], "lengths": [0]}
+    assert Babilong(options, "train").text(0) != Babilong(options, "validation").text(0)
+
+
+def test_a_loader_finds_the_exercise_by_its_name() -> None:
+    exercise = ExerciseConfig("babilong", options={"tasks": ["qa1", "qa5"], "lengths": [0, 300]})
+    loader = make_loader(DataConfig(exercises=(exercise,), rows=ROWS), progress=False)
+    assert torch.equal(next(loader).input_ids, rows().read().input_ids)
+    with pytest.raises(ValueError, match=r"exercise='babylong' is not a choice; allowed: .*babilong"):
+        make_loader(DataConfig(exercises=(ExerciseConfig("babylong"),), rows=ROWS), progress=False)

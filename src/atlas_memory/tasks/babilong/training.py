@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from atlas_memory.data.batch import IGNORED
-from atlas_memory.data.options import RowsConfig, check_choice, check_whole
-from atlas_memory.data.rows import Row, Rows
+from atlas_memory.data.lessons import Cut, check_options
+from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.tasks.babilong.facts import TASKS, Question, Story, read_stories
 from atlas_memory.tasks.babilong.stories import simulate
@@ -72,51 +72,57 @@ def _answer(question: Question) -> str:
     return f" {question.answer}{STOPS[0]}"
 
 
-class Document(NamedTuple):
-    tokens: np.ndarray  # (T,)
-    targets: np.ndarray  # (T,) what follows each token where that belongs to an answer, else IGNORED
-
-
-def encode(lines: Iterator[Line], encoder: Encoder) -> Document:
-    """Token ids of a document, its end token last, and its targets."""
+def encode(lines: Iterator[Line], encoder: Encoder) -> Cut:
+    """Token ids of a document, its end token last, and its targets: the answers' tokens."""
     texts = [part for line in lines for part in line]  # text, answer, text, answer, …
     parts = [ids[:-1] for ids in encoder.encode(texts)]
     tokens = np.concatenate([*parts, [encoder.end]]).astype(np.int64)
     asked = np.repeat([place % 2 == 1 for place in range(len(parts))], [len(part) for part in parts])
     targets = np.full(len(tokens), IGNORED, np.int64)
     targets[:-2] = np.where(asked[1:], tokens[1:-1], IGNORED)
-    return Document(tokens, targets)
+    return Cut(tokens, targets)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """Which documents: each draws a task, a length and a story. PATHS: a folder, a glob or a list with commas."""
+    """Which documents: each draws a task, a length and a story. PATHS: a folder, a glob or a list with commas.
+
+    stages: a curriculum, ((document number, lengths), ...): from that document on, these lengths are drawn.
+    """
 
     tasks: tuple[str, ...] = TASKS[:5]
     lengths: tuple[int, ...] = (0,)  # GPT-2-equivalent tokens
+    stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(self.tasks))
+        object.__setattr__(self, "lengths", tuple(self.lengths))
+        object.__setattr__(self, "stages", tuple((begin, tuple(lengths)) for begin, lengths in self.stages))
         for task in self.tasks or ("",):
             check_choice("task", task, TASKS)
-        for length in self.lengths or (-1,):
-            check_whole("length", length, least=0)
+        for lengths in (self.lengths, *(lengths for _, lengths in self.stages)):
+            for length in lengths or (-1,):
+                check_whole("length", length, least=0)
+        for begin, _ in self.stages:
+            check_whole("document number in stages", begin, least=0)
         check_whole("seed", self.seed, least=0)
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(repr(self).encode()).hexdigest()
+    def lengths_at(self, number: int) -> tuple[int, ...]:
+        reached = [lengths for begin, lengths in self.stages if begin <= number]
+        return reached[-1] if reached else self.lengths
 
 
-class Documents:
-    """Document n is a function of the configuration and n."""
+class Babilong:
+    """The exercise `babilong` of a recipe: the options are the fields of TrainingConfig."""
 
-    def __init__(self, config: TrainingConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.config, self.encoder = config, Encoder(tokenizer)
-        self._background = open_background(config.background)
-        self._stories = {task: self._source(task) for task in config.tasks}
+    def __init__(self, options: dict[str, Any], split: str = "train") -> None:
+        check_options("babilong", options, [field.name for field in dataclasses.fields(TrainingConfig)])
+        self.config, self.split = TrainingConfig(**options), split
+        self._background = open_background(self.config.background)
+        self._stories = {task: self._source(task) for task in self.config.tasks}
 
     def _source(self, task: str) -> Callable[[random.Random], Story]:
         if self.config.facts == SIMULATOR:
@@ -128,12 +134,51 @@ class Documents:
             raise ValueError(f"facts={self.config.facts!r} has no file of {task}, such as {task}_train.txt.")
         return functools.partial(_drawn, stories)
 
-    def __getitem__(self, number: int) -> Document:
-        draw = random.Random(f"document {self.config.seed} {number}")
-        task, length = draw.choice(self.config.tasks), draw.choice(self.config.lengths)
-        story = self._stories[task](draw)
-        lines = document_lines(story, length, self._background, f"{self.config.seed} {number}")
-        return encode(lines, self.encoder)
+    def lines(self, number: int) -> Iterator[Line]:
+        """Document n is a function of the options, the split and n."""
+        seed = f"{self.split} {self.config.seed} {number}"
+        draw = random.Random(f"document {seed}")
+        task, length = draw.choice(self.config.tasks), draw.choice(self.config.lengths_at(number))
+        return document_lines(self._stories[task](draw), length, self._background, seed)
+
+    def text(self, number: int) -> str:
+        return "".join(part for line in self.lines(number) for part in line)
+
+    def lessons(self, tokenizer: PreTrainedTokenizerBase) -> BabilongLessons:
+        return BabilongLessons(self, Encoder(tokenizer))
+
+
+class BabilongLessons:
+    """Documents as tokens, with loss on the answers alone."""
+
+    count: int | None = None
+
+    def __init__(self, exercise: Babilong, encoder: Encoder) -> None:
+        self.exercise, self.encoder, self.pad = exercise, encoder, encoder.pad
+        described = f"{exercise.config!r} {exercise.split} {encoder.fingerprint}"
+        self.digest = hashlib.sha256(described.encode()).hexdigest()
+        self._keep()
+
+    def _keep(self) -> None:
+        # A document is asked for its length and its cuts, segment after segment, by as many rows as a batch has.
+        self._document = functools.lru_cache(maxsize=512)(self.document)
+
+    def document(self, number: int) -> Cut:
+        return encode(self.exercise.lines(number), self.encoder)
+
+    def length(self, number: int) -> int:
+        return len(self._document(number).tokens)
+
+    def cut(self, number: int, begin: int, end: int) -> Cut:
+        tokens, targets = self._document(number)
+        return Cut(tokens[begin:end], targets[begin:end])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_document"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._keep()
 
 
 def _simulated(task: str, draw: random.Random) -> Story:
@@ -142,74 +187,3 @@ def _simulated(task: str, draw: random.Random) -> Story:
 
 def _drawn(stories: list[Story], draw: random.Random) -> Story:
     return draw.choice(stories)
-
-
-class TrainingRows(Rows):
-    """Global batches of segments, for `data.Loader`: each row reads one document after another, a segment a batch.
-
-    A row that is not `fresh` goes on where the same row of the batch before ended: carry its state, detached.
-    """
-
-    packed = False
-
-    def __init__(self, documents: Documents, config: RowsConfig) -> None:
-        if config.kind != "segments" or config.epochs is not None:
-            raise ValueError(f"rows must be of kind 'segments' without epochs, got {config}.")
-        self.documents, self.config = documents, config
-        self.index, self._set_length = 0, None
-        self._numbers, self._offsets = list(range(config.batch)), [0] * config.batch
-        self._document = functools.lru_cache(maxsize=2 * config.batch)(documents.__getitem__)
-
-    @property
-    def pad(self) -> int:
-        return self.documents.encoder.pad
-
-    @property
-    def digest(self) -> str:
-        return self.documents.config.digest + self.documents.encoder.fingerprint
-
-    @property
-    def epochs_read(self) -> float:
-        return 0.0
-
-    @property
-    def done(self) -> bool:
-        return False
-
-    def _row(self, row: int) -> Row:
-        document, begin = self._document(self._numbers[row]), self._offsets[row]
-        cut = slice(begin, begin + self.length)
-        tokens = document.tokens[cut]
-        starts = np.zeros(len(tokens), bool)
-        starts[:1] = begin == 0
-        return Row(tokens, document.targets[cut], starts)
-
-    def _target_count(self) -> int:
-        return sum(int((self._row(row).targets != IGNORED).sum()) for row in range(self.config.batch))
-
-    def _advance(self) -> None:
-        numbers, offsets = [], []
-        following = max(self._numbers) + 1
-        for number, offset in zip(self._numbers, self._offsets, strict=True):
-            offset += self.length
-            if offset >= len(self._document(number).tokens):
-                number, offset, following = following, 0, following + 1
-            numbers.append(number)
-            offsets.append(offset)
-        self._numbers, self._offsets = numbers, offsets
-
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "batch": self.config.batch}
-
-    def _place(self) -> dict[str, Any]:
-        return {"numbers": list(self._numbers), "offsets": list(self._offsets)}
-
-    def _go_to(self, place: dict[str, Any]) -> None:
-        self._numbers, self._offsets = list(place["numbers"]), list(place["offsets"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_document"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._document = functools.lru_cache(maxsize=2 * self.config.batch)(self.documents.__getitem__)
