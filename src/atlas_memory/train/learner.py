@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from atlas_memory.data import Batch
+from atlas_memory.data import IGNORED, Batch
 from atlas_memory.layers.memory import InitialWeights, Memory
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import Monitors
@@ -39,9 +40,14 @@ class Reader(nn.Module):
         if cache is not None and any(fresh):
             started = all(fresh) or cache.layers[0].state is None
             cache = AtlasCache(len(cache.layers)) if started else self.model.model.restarted(cache, fresh)
-        outputs = self.model(**inputs, past_key_values=cache, use_cache=cache is not None, num_items_in_batch=divisor)
-        loss = outputs.loss if cache is None else outputs.loss + self._untouched()
-        return Reading(loss, outputs.past_key_values)
+        targets = inputs["shift_labels"]
+        tokens = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels")}
+        outputs = self.model.model(**tokens, past_key_values=cache, use_cache=cache is not None)
+        # Logits only where they are asked for: with few answers in a long text they would cost as much as the layers.
+        asked = targets != IGNORED
+        logits = self.model.lm_head(outputs.last_hidden_state[asked])
+        loss = F.cross_entropy(logits.float(), targets[asked], reduction="sum") / divisor
+        return Reading(loss if cache is None else loss + self._untouched(), outputs.past_key_values)
 
     def _untouched(self) -> Tensor:
         """Zero. Where no row starts anew no gradient reaches the initial weights, and DDP would wait for it."""
