@@ -97,8 +97,8 @@ def run_study(study: Study, out: Path, progress: bool = True) -> list[Result]:
     """Train what is not trained yet; results.json, table.md and figure.png in `out` after every run."""
     out = out.resolve()  # recipes name the tokenizer's folder, and must be the same from wherever a study is continued
     base = _base_recipe(study, out)
-    recipes = {
-        (model, seed): _recipe(study, base, model, seed) for model in study.models for seed in range(study.seeds)
+    recipes = {  # seed after seed: a study that is not finished has all models
+        (model, seed): _recipe(study, base, model, seed) for seed in range(study.seeds) for model in study.models
     }
     for (model, seed), recipe in recipes.items():
         _check_same(run_folder(out, model, seed), recipe)
