@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.layers.states import AttentionState
-from atlas_memory.ops.packing import Packing, last_rows
+from atlas_memory.ops.packing import Packing, joined_tail, last_rows
 
 # Queries that share one mask: bounds it to this many rows, however long the call.
 QUERIES_AT_ONCE = 1024
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         both = self.key_value(torch.stack(inputs, dim=2)).unflatten(-1, (2, self.heads, self.width))
         keys, values = both.unbind(-3)  # (B, T, S, H, D)
         if state is None:
-            nothing = keys.new_zeros(packing.rows, self._kept_places(0), *keys.shape[2:])
+            nothing = keys.new_zeros(packing.rows, 0 if self.window is None else self.window - 1, *keys.shape[2:])
             state = AttentionState(nothing, nothing, (0,) * packing.rows)
         else:
             self.check_state(state)
@@ -96,34 +96,30 @@ class Attention(nn.Module):
         if have != needed:
             raise ValueError(f"state has keys of shape {have} per row; attention needs {needed}.")
 
-    def _kept_places(self, longest: int) -> int:
-        return longest if self.window is None else self.window - 1
-
     def _after(self, keys: Tensor, values: Tensor, state: AttentionState, lengths: Sequence[int]) -> AttentionState:
         position = tuple(n + new for n, new in zip(state.position, lengths, strict=True))
-        size = self._kept_places(max(position, default=0))
-        kept = [min(n, size) for n in position]
-        ends = [state.keys.shape[1] + n for n in lengths]
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
-            joined = torch.cat([old, new], dim=1)
-            last = last_rows(joined, ends, size, kept)
-            return last if size == joined.shape[1] else last.clone()  # a view would hold on to the whole call
+            if self.window is not None:  # what is not read yet are zeros on the left, here and there
+                return joined_tail(old, new, lengths, self.window - 1)
+            ends = [old.shape[1] + n for n in lengths]
+            return last_rows(torch.cat([old, new], dim=1), ends, max(position, default=0), position)
 
         return AttentionState(keep(state.keys, keys), keep(state.values, values), position)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, state: AttentionState) -> Tensor:
-        """(B, T, H, D). Only the first window of a call can see what came before the call."""
+        """(B, T, H, D)."""
         count = queries.shape[1]
-        first = count if self.window is None else min(count, self.window)
+        if self.window is not None and count >= self.window:
+            return self._by_windows(queries, keys, values, state)
         past = state.keys.shape[1] if any(state.position) else 0
-        if not past and self.sources == 1 and self.persistent is None and first == count:
+        if not past and self.sources == 1 and self.persistent is None:
             return self._look(queries, keys, values, begin=0, visible=None, causal=True)
-        seen_keys = torch.cat([state.keys[:, :past], keys[:, :first]], dim=1)
-        seen_values = torch.cat([state.values[:, :past], values[:, :first]], dim=1)
+        seen_keys = torch.cat([state.keys[:, :past], keys], dim=1)
+        seen_values = torch.cat([state.values[:, :past], values], dim=1)
         answers = [queries[:, :0]]
-        for begin in range(0, first, QUERIES_AT_ONCE):
-            end = min(begin + QUERIES_AT_ONCE, first)
+        for begin in range(0, count, QUERIES_AT_ONCE):
+            end = min(begin + QUERIES_AT_ONCE, count)
             answers.append(
                 self._look(
                     queries[:, begin:end],
@@ -133,8 +129,6 @@ class Attention(nn.Module):
                     visible=self._visible(past, begin, end, state.position, queries.device),
                 )
             )
-        if first < count:
-            answers.append(self._look_by_windows(queries, keys, values))
         return torch.cat(answers, dim=1)
 
     def _visible(self, past: int, begin: int, end: int, position: Sequence[int], device: torch.device) -> Tensor | None:
@@ -151,67 +145,102 @@ class Attention(nn.Module):
             return visible[None]
         return visible & (columns >= -torch.tensor(position, device=device)[:, None, None])
 
-    def _look_by_windows(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Tokens after the first window, in blocks of a window: each sees its own block and the one before."""
-        window, rest = self.window or 0, queries.shape[1] - (self.window or 0)
-        blocks = -(-rest // window)
-        missing = blocks * window - rest
-
-        def pad(x: Tensor) -> Tensor:
-            return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], dim=1)
-
-        def pairs(x: Tensor) -> Tensor:
-            parts = pad(x).unflatten(1, (blocks + 1, window))
-            return torch.cat([parts[:, :-1], parts[:, 1:]], dim=2).flatten(0, 1)
-
-        places = torch.arange(2 * window, device=queries.device)
-        distance = places[window:, None] - places
-        answers = self._look(
-            pad(queries[:, window:]).unflatten(1, (blocks, window)).flatten(0, 1),
-            pairs(keys),
-            pairs(values),
-            begin=window,
-            visible=((distance >= 0) & (distance < window))[None],
-        )
-        return answers.unflatten(0, (queries.shape[0], blocks)).flatten(1, 2)[:, :rest]
-
     def _look(
         self, queries: Tensor, keys: Tensor, values: Tensor, begin: int, visible: Tensor | None, causal: bool = False
     ) -> Tensor:
         """Softmax attention of queries (B, Q, H, D), the first at place `begin`, to keys (B, N, S, H, D)."""
-        places = torch.arange(keys.shape[1], device=keys.device)
-        cosine, sine = angles(places, self.width, self.theta, keys)
+        cosine, sine = angles(torch.arange(keys.shape[1], device=keys.device), self.width, self.theta, keys)
         asking = slice(begin, begin + queries.shape[1])
-        rotated = rotate(queries, cosine[asking, None], sine[asking, None])
-        turned = rotate(keys, cosine[:, None, None], sine[:, None, None]).flatten(1, 2)
-        contents = values.flatten(1, 2)
+        looking = [
+            queries,
+            rotate(queries, cosine[asking, None], sine[asking, None]),
+            rotate(keys, cosine[:, None, None], sine[:, None, None]).flatten(1, 2),
+            values.flatten(1, 2),
+        ]
+        visible = None if visible is None else visible[:, None]
+        return self._softmax([x.transpose(1, 2) for x in looking], visible, causal).transpose(1, 2)
+
+    def _by_windows(self, queries: Tensor, keys: Tensor, values: Tensor, state: AttentionState) -> Tensor:
+        """Blocks of a window: each sees itself and the block before it, the first what was kept. (B, T, H, D).
+
+        With time first and rows among the heads, a block and the one before it are a view of all places.
+        """
+        window, (batch, count) = self.window or 1, queries.shape[:2]
+        blocks = -(-count // window)
+
+        def laid(*parts: Tensor) -> Tensor:
+            """(N, S, B, H, D), zeros after the last token."""
+            new = torch.cat([part.movedim(0, 2) for part in parts])
+            missing = -new.shape[0] % window
+            return new if not missing else F.pad(new, (0,) * (2 * new.ndim - 1) + (missing,))
+
+        def pairs(x: Tensor) -> Tensor:
+            """(N, S, B, H, D) → (blocks, B·H, 2 W S, D)"""
+            step = window * self.sources
+            return x.flatten(2, 3).flatten(0, 1).unfold(0, 2 * step, step).mT
+
+        def per_block(x: Tensor) -> Tensor:
+            return x.flatten(1, 3).unflatten(0, (blocks, window)).transpose(1, 2)
+
+        empty = keys.new_zeros(batch, 1, *keys.shape[2:])  # so that what was kept is a block too; nobody sees it
+        places = torch.arange((blocks + 1) * window, device=keys.device)
+        cosine, sine = (x[:, None, None, None] for x in angles(places, self.width, self.theta, keys))
+        asking = laid(queries[:, :, None])
+        looking = [
+            per_block(asking),
+            per_block(rotate(asking, cosine[window:], sine[window:])),
+            pairs(rotate(laid(empty, state.keys, keys), cosine, sine)),
+            pairs(laid(empty, state.values, values)),
+        ]
+        visible, visible_first = self._visible_blocks(state.position, keys.device)
+        if visible_first is None:
+            answers = self._softmax(looking, visible)
+        else:
+            first, rest = ([x[part] for x in looking] for part in (slice(0, 1), slice(1, None)))
+            answers = torch.cat([self._softmax(first, visible_first), self._softmax(rest, visible)])
+        return answers.unflatten(1, (batch, self.heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :count]
+
+    def _visible_blocks(self, position: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Whether a token of a block sees a place of it or of the one before: (1, 1, W, 2W).
+
+        And for the first block (1, B·H or 1, W, 2W), if of what was kept some is missing.
+        """
+        window = self.window or 1
+        places = torch.arange(2 * window, device=device)
+        distance = places[window:, None] - places
+        visible = (distance >= 0) & (distance < window)
+        if min(position) >= window - 1:
+            return visible[None, None], None
+        together = len(set(position)) == 1
+        rows = torch.tensor(position[:1] if together else position, device=device)
+        read = places >= window - rows[:, None, None]  # (B or 1, 1, 2W)
+        return visible[None, None], (visible & read).repeat_interleave(1 if together else self.heads, dim=0)[None]
+
+    def _softmax(self, looking: Sequence[Tensor], visible: Tensor | None, causal: bool = False) -> Tensor:
+        """looking: queries (X, heads, Q, D), before rotation and after; keys and values (X, heads, N, D)."""
+        plain, queries, keys, values = looking
         if visible is not None and self.sources > 1:
             visible = visible.repeat_interleave(self.sources, dim=-1)
         if self.persistent is not None:
-            rotated, turned, contents = self._with_persistent(queries, rotated, turned, contents)
+            queries, keys, values = self._with_persistent(plain, queries, keys, values)
             if visible is not None:
                 visible = F.pad(visible, (self.persistent.shape[1], 0), value=True)
-        answers = F.scaled_dot_product_attention(
-            rotated.transpose(1, 2),
-            turned.transpose(1, 2),
-            contents.transpose(1, 2),
-            attn_mask=None if visible is None else visible[:, None],
-            is_causal=causal,
-            scale=self.width**-0.5,
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, is_causal=causal, scale=self.width**-0.5
         )
-        return answers.transpose(1, 2)
 
     def _with_persistent(
-        self, queries: Tensor, rotated: Tensor, keys: Tensor, values: Tensor
+        self, plain: Tensor, queries: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Persistent tokens first. They have no position: they meet the query as it was before rotation.
 
         Twice the width holds both scores: [rotated, plain] · [key, 0] and [rotated, plain] · [0, persistent].
         """
         assert self.persistent is not None
-        learned = self.persistent.to(keys.dtype)[:, None].expand(-1, keys.shape[0], -1, -1, -1)
-        joined = torch.cat([F.pad(learned[0], (self.width, 0)), F.pad(keys, (0, self.width))], dim=1)
-        return torch.cat([rotated, queries], dim=-1), joined, torch.cat([learned[1], values], dim=1)
+        learned = self.persistent.to(keys.dtype).transpose(1, 2).repeat(1, keys.shape[1] // self.heads, 1, 1)
+        learned = learned[:, None].expand(-1, keys.shape[0], -1, -1, -1)  # (2, X, heads, P, D)
+        joined = torch.cat([F.pad(learned[0], (self.width, 0)), F.pad(keys, (0, self.width))], dim=-2)
+        return torch.cat([queries, plain], dim=-1), joined, torch.cat([learned[1], values], dim=-2)
 
 
 def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, theta: float) -> None:

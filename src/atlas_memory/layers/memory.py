@@ -20,7 +20,7 @@ from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
-from atlas_memory.ops.packing import Packing, take_rows
+from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
 
@@ -211,8 +211,7 @@ class Memory(nn.Module):
     def _new_tail(self, raw: Tensor, tail: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
         if self.convolution == 1:
             return {}
-        both = torch.cat([tail.to(raw.dtype), raw], dim=1)
-        new = take_rows(both, lengths, self.convolution - 1)
+        new = joined_tail(tail.to(raw.dtype), raw, lengths, self.convolution - 1)
         return {"conv.tail": new if new.dtype == torch.float64 else new.float()}
 
     def _convolve(self, raw: Tensor, tail: Tensor) -> Tensor:

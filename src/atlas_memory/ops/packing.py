@@ -46,6 +46,15 @@ def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
     return torch.where(valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2)), taken, 0)
 
 
+def joined_tail(old: Tensor, new: Tensor, lengths: Lengths, size: int) -> Tensor:
+    """The last `size` places of each row of old (B, N, ...) with the first lengths[r] of new (B, T, ...) after it."""
+    count = new.shape[1]
+    if all(n == count for n in lengths):  # no need to join all of them
+        recent = new[:, max(count - size, 0) :]
+        return torch.cat([old[:, old.shape[1] + recent.shape[1] - size :], recent], dim=1)
+    return take_rows(torch.cat([old, new], dim=1), [old.shape[1] + n - size for n in lengths], size)
+
+
 class Packing:
     """How the tokens a caller gave lie in rows: `unpack` before the work, `pack` after it."""
 
