@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from typing import Any
@@ -89,7 +90,7 @@ def decode(preset: str, run: Run) -> Measured:
         medians = {name: statistics.median(values) for name, values in taken.items()}
         rows[context] = {**medians, "our_bytes": cache.nbytes, "llama_bytes": nbytes(kept)}
         seconds |= {f"{name} {context}": values for name, values in taken.items()}
-    last = rows[contexts[-1]]
+    last, meeting = rows[contexts[-1]], crossover(rows)
     return Measured(
         last["llama"] / last["ours"],
         {"seconds": seconds, "contexts": rows, "parameters": [ours.num_parameters(), theirs.num_parameters()]},
@@ -97,8 +98,18 @@ def decode(preset: str, run: Run) -> Measured:
             f"{context:,} tokens: {row['ours'] * 1e3:.1f} against {row['llama'] * 1e3:.1f} ms a token, "
             f"{row['our_bytes'] / 1e6:.1f} against {row['llama_bytes'] / 1e6:.1f} MB"
             for context, row in rows.items()
-        ),
+        )
+        + f"; equal at {'none of these lengths' if meeting is None else f'about {meeting:,.0f} tokens'}",
     )
+
+
+def crossover(rows: dict[int, dict[str, float]]) -> float | None:
+    """The context at which both take the same time, between two that were measured; None: they do not meet."""
+    behind = {context: row["llama"] - row["ours"] for context, row in rows.items()}
+    for (short, before), (long, after) in itertools.pairwise(behind.items()):
+        if before < 0 <= after:
+            return short + (long - short) * before / (before - after)
+    return None
 
 
 for _preset in ("gated_deltanet", "titans", "atlas"):

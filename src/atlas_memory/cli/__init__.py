@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints. One file for each group of commands."""
 
 from atlas_memory.cli import (
+    demonstrating,
     evaluating,
     generating,
     long_contexts,
@@ -14,6 +15,7 @@ from atlas_memory.cli.application import app
 
 __all__ = [
     "app",
+    "demonstrating",
     "evaluating",
     "generating",
     "long_contexts",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from atlas_memory.cli.application import console, evaluations, refused
+from atlas_memory.models.shipped import SHIPPED
 from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import TASKS
@@ -17,7 +18,9 @@ from atlas_memory.tasks.lengths import parse_lengths
 from atlas_memory.tasks.paper.groups import EvaluationError
 from atlas_memory.tasks.samples import Cell
 
-Model = Annotated[Path, typer.Option(help="Folder written by save_pretrained: the model and its tokenizer.")]
+Model = Annotated[
+    Path, typer.Option(help=f"Folder of a model and its tokenizer, or one of {', '.join(SHIPPED)}.", metavar="PATH")
+]
 Out = Annotated[Path, typer.Option(help="JSON file for the results; a figure is written beside it.")]
 Samples = Annotated[int, typer.Option(help="Samples of each task and length.")]
 Batch = Annotated[int, typer.Option(help="Samples read side by side.")]
@@ -42,7 +45,7 @@ def babilong(
 ) -> None:
     """BABILong: facts scattered over a long text, a question at its end. Goes on where it was stopped.
 
-    Example: atlas-memory eval babilong --model my-model --lengths 0k,4k --tasks qa1,qa2 --out babilong.json
+    Example: atlas-memory eval babilong --model shipped --lengths 0k,4k --tasks qa1,qa2 --out babilong.json
     """
     settings = {"lengths": lengths, "tasks": tasks, "samples": samples, "seed": seed}
     settings |= {"facts": facts, "background": background}

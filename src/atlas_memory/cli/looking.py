@@ -1,4 +1,4 @@
-"""What there is: a demonstration, the presets, what a model costs."""
+"""What there is: the presets, and what a model costs."""
 
 from __future__ import annotations
 
@@ -6,45 +6,12 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from atlas_memory.cli.application import app, console
-from atlas_memory.demonstration import read_stream
 from atlas_memory.models.accounting import SIZES, account, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES, AtlasConfig
 from atlas_memory.spec import presets
-
-
-@app.command()
-def demo(
-    tokens: Annotated[int, typer.Option(help="Length of the stream.", min=1)] = 1_000_000,
-    preset: Annotated[
-        str, typer.Option(help="A memory of the regression kind: see `atlas-memory presets`.")
-    ] = "titans",
-) -> None:
-    """Read a long stream, and ask for facts told at its start.
-
-    Example: atlas-memory demo --tokens 200000 --preset gated_deltanet
-    """
-    table = Table(
-        "tokens read", "state", "tokens/s", "facts recalled", title=f"{preset}: 32 facts, then background only"
-    )
-    bar = Progress(TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,} tokens"), TimeRemainingColumn())
-    shown = 0
-    with bar:
-        task = bar.add_task("reading", total=tokens)
-        for progress in read_stream(preset, tokens):
-            bar.update(task, completed=progress.tokens)
-            if progress.tokens >= 4 * shown or progress.tokens == tokens:
-                shown = progress.tokens
-                table.add_row(
-                    f"{progress.tokens:,}",
-                    f"{progress.state_bytes:,} bytes",
-                    f"{progress.tokens_per_second:,.0f}",
-                    f"{progress.recalled:.0%}",
-                )
-    console.print(table)
 
 
 @app.command("presets")

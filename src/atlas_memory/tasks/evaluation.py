@@ -23,6 +23,7 @@ from atlas_memory.data.options import check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.reading import DEFAULT_STEP
+from atlas_memory.models.shipped import SHIPPED, model_folder
 from atlas_memory.tasks.lengths import tokens_of
 from atlas_memory.tasks.paper.report import check_output, write_json
 from atlas_memory.tasks.reading import Reader, TokenRow, make_reader
@@ -41,7 +42,7 @@ class Request:
     """
 
     name: str
-    model: Path  # a folder written by save_pretrained, with its tokenizer
+    model: Path  # a folder written by save_pretrained, with its tokenizer, or the name of a shipped model
     cells: Sequence[Cell]
     out: Path
     settings: dict[str, Any]
@@ -54,12 +55,16 @@ class Request:
             check_whole(name, getattr(self, name))
         if not self.cells:
             raise ValueError("cells=[]: there is nothing to evaluate.")
-        if not (self.model / "config.json").is_file():
+        if not (self.folder / "config.json").is_file():
             raise ValueError(
                 f"model={str(self.model)!r} has no config.json; accepted: a folder written by save_pretrained, "
-                "of the model and of its tokenizer."
+                f"of the model and of its tokenizer, or one of {', '.join(SHIPPED)}."
             )
         check_output(self.out)
+
+    @property
+    def folder(self) -> Path:
+        return model_folder(self.model)
 
     def all_settings(self) -> dict[str, Any]:
         return {
@@ -117,11 +122,11 @@ class _Run:
         from transformers import AutoModelForCausalLM
 
         self.request, self.work, self.bar = request, work, bar
-        model: Any = AutoModelForCausalLM.from_pretrained(request.model)
+        model: Any = AutoModelForCausalLM.from_pretrained(request.folder)
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self._reader: Reader | None = None
         if any(cell.sample is not None for cell in request.cells):
-            tokenizer = load_tokenizer(request.model)
+            tokenizer = load_tokenizer(request.folder)
             self._encoder = Encoder(tokenizer)
             _check_vocabulary(self.model, self._encoder.vocabulary, "its tokenizer")
             self._reader = make_reader(self.model, tokenizer, request.step)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atlas_memory.tasks.lengths import length_name
-from atlas_memory.tasks.results import Report, Result
+from atlas_memory.tasks.results import Report, Result, means
+from atlas_memory.train.plot import figure_class
 
 
 def draw(report: Report, out: Path) -> None:
     """Write a PNG file."""
-    figure = _figure_class()(layout="constrained")
+    figure = figure_class()(layout="constrained")
     if any("depth" in result.details for result in report.results):
         _heat_maps(figure, report.results)
     elif len({result.length for result in report.results}) > 1:
@@ -24,16 +24,42 @@ def draw(report: Report, out: Path) -> None:
     figure.savefig(out, format=out.suffix.lstrip(".") or "png", dpi=150)
 
 
-def _curves(figure: Any, results: Sequence[Result]) -> None:
-    """One line a task, with its interval; lengths in equal steps, as 0K has no logarithm."""
-    lengths = sorted({result.length for result in results})
+def compare(reports: Mapping[str, Report], out: Path) -> None:
+    """Accuracy against length, a line for each report: the mean over its tasks, and for one task its interval."""
+    figure = figure_class()(layout="constrained")
+    lengths = sorted({result.length for report in reports.values() for result in report.results})
+    axes = _length_axes(figure, lengths)
+    for name, report in reports.items():
+        mine = means(report.results)
+        places = [lengths.index(length) for length in sorted(mine)]
+        (line,) = axes.plot(places, [mine[length] for length in sorted(mine)], marker="o", label=name)
+        if len({result.task for result in report.results}) == 1:
+            _interval(axes, places, sorted(report.results, key=lambda result: result.length), line.get_color())
+    axes.legend()
+    figure.savefig(out, format=out.suffix.lstrip(".") or "png", dpi=150)
+
+
+def _length_axes(figure: Any, lengths: Sequence[int]) -> Any:
+    """Lengths in equal steps, as 0K has no logarithm."""
     axes = figure.add_subplot(xlabel="length (tokens)", ylabel="accuracy", ylim=(-0.03, 1.03))
-    for name, mine in _lines(results).items():
-        places = [lengths.index(result.length) for result in mine]
-        axes.plot(places, [result.accuracy for result in mine], marker="o", label=name)
-        axes.fill_between(places, [result.low for result in mine], [result.high for result in mine], alpha=0.15)
     axes.set_xticks(range(len(lengths)), [length_name(length) for length in lengths])
     axes.grid(alpha=0.3)
+    return axes
+
+
+def _interval(axes: Any, places: Sequence[int], results: Sequence[Result], color: str) -> None:
+    lows, highs = ([getattr(result, name) for result in results] for name in ("low", "high"))
+    axes.fill_between(places, lows, highs, alpha=0.15, color=color)
+
+
+def _curves(figure: Any, results: Sequence[Result]) -> None:
+    """One line a task, with its interval."""
+    lengths = sorted({result.length for result in results})
+    axes = _length_axes(figure, lengths)
+    for name, mine in _lines(results).items():
+        places = [lengths.index(result.length) for result in mine]
+        (line,) = axes.plot(places, [result.accuracy for result in mine], marker="o", label=name)
+        _interval(axes, places, mine, line.get_color())
     axes.legend()
 
 
@@ -72,11 +98,3 @@ def _heat_maps(figure: Any, results: Sequence[Result]) -> None:
         axes.set_xticks(range(len(lengths)), [length_name(length) for length in lengths])
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
     figure.colorbar(image, ax=figure.axes, label="accuracy")
-
-
-def _figure_class() -> Any:
-    """Without pyplot: no window, no global state."""
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'atlas-memory[figures]'.") from error

@@ -44,8 +44,14 @@ class TokenRow:
             self.characters += sum(map(len, texts))
             for ids in self._encoder.encode(texts):
                 self.waiting += ids[:-1].tolist()  # without the token that ends a document
-        taken = self.waiting[: min(count, len(self.waiting) - 1)]
+        taken = self.waiting[: max(0, min(count, len(self.waiting) - 1))]
         del self.waiting[: len(taken)]
+        self.tokens += len(taken)
+        return taken
+
+    def rest(self) -> list[int]:
+        """The last token, which `take` keeps back: for a text that no answer follows."""
+        taken, self.waiting = self.waiting, []
         self.tokens += len(taken)
         return taken
 

@@ -50,6 +50,12 @@ class Result:
     tokens: float
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Result:
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {name: value for name, value in content.items() if name in names}
+        return cls(**known, details={name: value for name, value in content.items() if name not in names})
+
     def to_dict(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
         details = fields.pop("details")
@@ -62,6 +68,12 @@ class Report:
     model: str
     settings: dict[str, Any]
     results: list[Result]
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Report:
+        """What `to_dict` made."""
+        results = [Result.from_dict(result) for result in content["results"]]
+        return cls(content["evaluation"], content["model"], content["settings"], results)
 
     def to_dict(self) -> dict[str, Any]:
         results = [result.to_dict() for result in self.results]

@@ -38,4 +38,4 @@ def figure_class() -> Any:
     try:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
-        raise ImportError("plot needs matplotlib: pip install 'atlas-memory[train]'.") from error
+        raise ImportError("plot needs matplotlib: pip install 'atlas-memory[figures]'.") from error

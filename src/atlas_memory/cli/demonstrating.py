@@ -1,0 +1,133 @@
+"""`atlas-memory demo`: a million tokens, read once, and questions about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from atlas_memory.cli.application import app, console, refused, speak
+from atlas_memory.demonstration import Answered, Scene, Show
+from atlas_memory.demonstration.page import write_page
+from atlas_memory.demonstration.scene import needle_cells
+from atlas_memory.demonstration.show import Reading
+from atlas_memory.models.shipped import SHIPPED, model_folder, results_folder
+from atlas_memory.tasks import figures
+from atlas_memory.tasks.background import BUILTIN
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.lengths import characters_of, parse_lengths
+from atlas_memory.tasks.results import Report
+from atlas_memory.train import load_recipe
+from atlas_memory.train import train as run_training
+
+RECIPE = "demo"
+NEEDLE_LENGTHS = (1000, 4000, 16_000)
+CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
+
+
+@app.command()
+def demo(
+    book: Annotated[str, typer.Option(help="A text file to hide facts in; builtin: sentences made here.")] = BUILTIN,
+    tokens: Annotated[str, typer.Option(help="Length of the text, in tokens of GPT-2.")] = "1M",
+    out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Other facts at other places.", min=0)] = 0,
+    model: Annotated[str, typer.Option(help=f"A folder, or one of {', '.join(SHIPPED)}.")] = "shipped",
+    train: Annotated[bool, typer.Option("--train", help="Train a small model first, and show that one.")] = False,
+) -> None:
+    """Hide facts in a long text, read it once in constant memory, and ask for them.
+
+    Example: atlas-memory demo --tokens 20k --out my-demo
+    """
+    try:
+        (length, *others) = parse_lengths(tokens)
+        if others:
+            raise ValueError(f"tokens={tokens!r} must be one length.")
+        scene = Scene(length, book, seed)
+        folder = _trained(out) if train else model_folder(model)
+        out.mkdir(parents=True, exist_ok=True)
+        ours, reading = _read(scene, folder)
+        theirs = _without_memory(scene)
+    except (ValueError, OSError) as error:
+        raise refused(error) from error
+    answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
+    console.print(_table(answers))
+    drawn = _figures(folder, out, book)
+    numbers = {
+        "length": f"{length:,}",
+        "parameters": f"{ours.model.num_parameters():,}",
+        "own_tokens": f"{reading.tokens:,}",
+        "seconds": f"{reading.seconds:,.0f}",
+        "speed": f"{reading.tokens / reading.seconds:,.0f}",
+        "state_bytes": f"{reading.state_bytes:,}",
+        "window": f"{theirs.model.config.sliding_window:,}",
+    }
+    write_page(out / PAGE, scene.facts, answers, drawn, numbers)
+    console.print(f"Open {out / PAGE} to see it again.", markup=False)
+
+
+def _trained(out: Path) -> Path:
+    speak()
+    return run_training(load_recipe(RECIPE), out / "model", resume=True)
+
+
+def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
+    """Read all of it, showing how."""
+    show = Show(folder)
+    console.print(
+        f"A model of {show.model.num_parameters():,} parameters reads {scene.length:,} tokens; "
+        f"{len(scene.facts)} sentences in them are about {len(scene.questions)} people."
+    )
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        TextColumn(
+            "{task.completed:,.0f} tokens, {task.fields[speed]:,.0f} a second, state {task.fields[state]:,} bytes"
+        ),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+    )
+    reading = Reading(0, 0, 0, 0)
+    with bar:
+        task = bar.add_task("reading", total=max(scene.length, 1), speed=0, state=0)
+        for reading in show.read(scene):
+            speed = reading.tokens / max(reading.seconds, 1e-9)
+            bar.update(task, completed=reading.gpt2_tokens, speed=speed, state=reading.state_bytes)
+    return show, reading
+
+
+def _without_memory(scene: Scene) -> Show:
+    """A model of the same size whose attention sees a window. What lies farther back cannot reach its answers."""
+    show = Show(model_folder("shipped-window"))
+    config = show.model.config
+    reach = config.sliding_window * config.num_hidden_layers
+    for _ in show.read(scene, last=round(characters_of(2 * reach))):
+        pass
+    return show
+
+
+def _table(answers: list[tuple[Answered, Answered]]) -> Table:
+    table = Table("question", "truth", "with memory", "without")
+    for ours, theirs in answers:
+        said = [f"[{'green' if a.right else 'red'}]{a.said or '–'}[/]" for a in (ours, theirs)]
+        table.add_row(ours.question.text, ours.question.answer, *said)
+    return table
+
+
+def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
+    """Files in `out` and what they show."""
+    drawn = {}
+    files = sorted(results_folder().glob("*.json"))
+    reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
+    if reports:
+        figures.compare(reports, out / CURVES)
+        drawn[CURVES] = "BABILong, accuracy against length, as measured with `atlas-memory eval babilong`"
+    cells = needle_cells(NEEDLE_LENGTHS, samples=4, book=book)
+    settings = {"book": book, "lengths": NEEDLE_LENGTHS}
+    report = evaluate(Request("one fact", folder, cells, out / "needle.json", settings, batch=20))
+    figures.draw(report, out / NEEDLE)
+    drawn[NEEDLE] = "One fact at every depth of texts of different lengths, measured just now"
+    return drawn

@@ -1,0 +1,42 @@
+"""The page that a demo leaves behind."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from atlas_memory.demonstration.show import Answered
+from atlas_memory.files import write_whole
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write_page(
+    out: Path,
+    facts: Sequence[str],
+    answers: Sequence[tuple[Answered, Answered]],
+    figures: Mapping[str, str],
+    numbers: Mapping[str, Any],
+) -> None:
+    """answers: of the model with memory and of the one without. figures: file → caption. numbers: of the template."""
+    filled = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        numbers,
+        facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
+        rows="".join(_row(ours, theirs) for ours, theirs in answers),
+        figures="".join(_figure(file, caption) for file, caption in figures.items()),
+    )
+    write_whole(out, filled)
+
+
+def _row(ours: Answered, theirs: Answered) -> str:
+    cells = [html.escape(ours.question.text), html.escape(ours.question.answer)]
+    said = [f'<td class="{"right" if a.right else "wrong"}">{html.escape(a.said) or "–"}</td>' for a in (ours, theirs)]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}{''.join(said)}</tr>"
+
+
+def _figure(file: str, caption: str) -> str:
+    text = html.escape(caption)
+    return f'<figure><img src="{html.escape(file)}" alt="{text}"><figcaption>{text}</figcaption></figure>'

@@ -1,0 +1,85 @@
+"""Reading a scene and asking about it, with the memory's own numbers on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from atlas_memory.data import load_tokenizer
+from atlas_memory.data.tokenizers import Encoder
+from atlas_memory.demonstration.scene import Question, Scene
+from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.tasks.lengths import tokens_of
+from atlas_memory.tasks.reading import StreamReader, TokenRow
+from atlas_memory.tasks.samples import Sample, exact_match, up_to_stop
+
+STEP = 4096  # tokens read at once
+
+
+class Reading(NamedTuple):
+    """How far a model is."""
+
+    gpt2_tokens: float
+    tokens: int  # the model's own
+    seconds: float
+    state_bytes: int
+
+
+class Answered(NamedTuple):
+    question: Question
+    said: str
+    right: bool
+
+
+class Show:
+    """A saved model that reads one scene."""
+
+    def __init__(self, folder: Path) -> None:
+        model: Any = AtlasForCausalLM.from_pretrained(folder)
+        self.model: AtlasForCausalLM = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.tokenizer = load_tokenizer(folder)
+        self._encoder = Encoder(self.tokenizer)
+        self._cache = AtlasCache(len(self.model.model.layers))
+
+    def read(self, scene: Scene, last: int | None = None) -> Iterator[Reading]:
+        """Read it from its beginning, a step at a time. last: only so many characters before its end."""
+        row = TokenRow(
+            Sample(scene.pieces if last is None else lambda: _tail(scene, last), "", exact_match), self._encoder
+        )
+        self._cache, begin = AtlasCache(len(self.model.model.layers)), time.perf_counter()
+        while taken := row.take(STEP) or row.rest():
+            with torch.inference_mode():
+                self.model.read(torch.tensor([taken]), self._cache, step=STEP, progress=False)
+            seconds = time.perf_counter() - begin
+            yield Reading(tokens_of(row.characters), row.tokens, seconds, self._cache.nbytes)
+
+    def ask(self, questions: Sequence[Question]) -> list[Answered]:
+        """All questions after the same text; none of them hears of the others."""
+        asked = self._cache.copy()
+        asked.batch_select_indices(torch.zeros(len(questions), dtype=torch.long))
+        rows = [TokenRow(Sample(_said(f" {q.text}"), q.answer, exact_match), self._encoder) for q in questions]
+        said = StreamReader(self.model, self.tokenizer, STEP).answers(rows, 4, asked, lambda rows, cache: None)
+        return [
+            Answered(question, up_to_stop(text), exact_match(text, question.answer))
+            for question, text in zip(questions, said, strict=True)
+        ]
+
+
+def _said(text: str) -> Any:
+    return lambda: iter([text])
+
+
+def _tail(scene: Scene, characters: int) -> Iterator[str]:
+    """The last pieces of a scene, at least so many characters."""
+    kept: list[str] = []
+    size = 0
+    for piece in scene.pieces():
+        kept.append(piece)
+        size += len(piece)
+        while kept and size - len(kept[0]) >= characters:
+            size -= len(kept.pop(0))
+    return iter(kept)

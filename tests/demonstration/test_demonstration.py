@@ -1,0 +1,109 @@
+"""The demo: the same scene every time, read as the model reads, asked without a trace, and left as a page."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from atlas_memory.cli import app
+from atlas_memory.demonstration import Answered, Question, Scene, Show, scene
+from atlas_memory.demonstration.page import write_page
+from atlas_memory.demonstration.scene import needle_cells
+from atlas_memory.models import shipped
+from atlas_memory.tasks.samples import exact_match
+from tests.tasks.conftest import save_small
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("demo"), 320)
+
+
+def test_the_example_is_what_the_code_makes() -> None:
+    failed, tried = doctest.testmod(scene, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert tried and not failed
+
+
+def test_a_scene_holds_its_facts_in_order_and_is_the_same_again() -> None:
+    made = Scene(length=2000, seed=3)
+    text = "".join(made.pieces())
+    places = [text.index(fact) for fact in made.facts]
+    assert places == sorted(places)
+    assert 0.95 * 2000 * 4.2 < len(text) <= 2000 * 4.2
+    assert text == "".join(Scene(length=2000, seed=3).pieces()) != "".join(Scene(length=2000, seed=4).pieces())
+
+
+def test_reading_is_the_models_own_and_asking_leaves_no_trace(model: Path) -> None:
+    show, made = Show(model), Scene(length=1500)
+    readings = list(show.read(made))
+    ids = show.tokenizer("".join(made.pieces()))["input_ids"]
+    assert readings[-1].tokens == len(ids)
+    assert len({reading.state_bytes for reading in readings}) == 1
+    said = show.ask(made.questions)
+    assert said == show.ask(made.questions)
+    assert show.ask(made.questions[::-1]) == said[::-1]
+    prompt = torch.tensor([ids + show.tokenizer(f" {made.questions[0].text}")["input_ids"]])
+    generated = show.model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :]
+    text = str(show.tokenizer.decode(generated, skip_special_tokens=True))
+    assert exact_match(text, made.questions[0].answer) == said[0].right
+
+
+def test_the_end_of_a_scene_is_enough_for_a_window(model: Path) -> None:
+    made = Scene(length=1500)
+    *_, reading = Show(model).read(made, last=400)
+    assert 400 <= reading.tokens < 900  # bytes: whole sentences, and no more of them than it takes
+
+
+def test_needles_lie_at_their_depth() -> None:
+    cells = needle_cells((1000,), samples=2)
+    assert [cell.details["depth"] for cell in cells] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    for cell in cells:
+        assert cell.sample is not None
+        sample = cell.sample(0)
+        *text, question = sample.pieces()
+        place = next(n for n, piece in enumerate(text) if sample.answer in piece)
+        assert abs(place / (len(text) - 1) - cell.details["depth"]) < 0.05
+        assert question.startswith(" Where is ")
+
+
+def test_the_page_escapes_what_a_model_says(tmp_path: Path) -> None:
+    wrong = Answered(Question("Where is Mary?", "garden"), "<script>", right=False)
+    right = wrong._replace(said="garden", right=True)
+    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes", "window")
+    write_page(tmp_path / "index.html", ["A & B."], [(right, wrong)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
+    page = (tmp_path / "index.html").read_text()
+    assert '<td class="right">garden</td><td class="wrong">&lt;script&gt;</td>' in page
+    assert "A &amp; B." in page and 'src="a.png"' in page and "$" not in page
+
+
+def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atlas_memory.cli.demonstrating.NEEDLE_LENGTHS", (200,))
+    out = tmp_path / "demo"
+    result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "Where is" in result.output
+    assert {file.name for file in out.iterdir()} >= {"index.html", "needle.json", "needle.png", "accuracy.png"}
+    result = CliRunner().invoke(app, ["demo", "--tokens", "1k,2k", "--out", str(out)])
+    assert result.exit_code == 2 and "must be one length" in result.output
+
+
+def test_shipped_models_are_there_and_small() -> None:
+    for name in shipped.SHIPPED:
+        folder = shipped.model_folder(name)
+        assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {f.name for f in folder.iterdir()}
+        assert (folder / "model.safetensors").stat().st_size < 10e6
+    assert shipped.model_folder("elsewhere") == Path("elsewhere")
+
+
+def test_the_shipped_model_answers() -> None:
+    """Of twenty people in five short scenes, all but one at most."""
+    show, right = Show(shipped.model_folder("shipped")), []
+    for seed in range(5):
+        made = Scene(length=2000, seed=seed)
+        list(show.read(made))
+        right += [answer.right for answer in show.ask(made.questions)]
+    assert sum(right) >= len(right) - 1
