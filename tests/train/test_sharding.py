@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.support import environment
+from atlas_memory.train import load_recipe, train
+from tests.train.support import (
+    SEGMENTS,
+    STEPS,
+    cut_back,
+    environment,
+    logged,
+    run,
+    tiny_recipe,
+    weights,
+    write_recipe,
+)
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
@@ -49,6 +60,38 @@ for (name, sharded), plain in zip(model.named_parameters(), whole.parameters(), 
     torch.testing.assert_close(sharded.full_tensor(), plain, msg=name)
 dist.destroy_process_group()
 """
+
+
+def test_a_sharded_run_is_a_plain_run_and_so_are_its_checkpoints(tmp_path: Path) -> None:
+    """Segments with carried states, three of four rows in a pass; then a plain process goes on from a sharded one."""
+    loop = {"steps": STEPS, "rows_per_pass": 3}
+    fields = tiny_recipe(tmp_path, data=SEGMENTS, loop=loop)
+    fields["checkpoint"] = {"every": 1, "keep": STEPS}
+    plain = write_recipe(tmp_path / "plain.yaml", fields)
+    sharded = write_recipe(tmp_path / "sharded.yaml", {**fields, "loop": {**loop, "sharding": "fsdp2"}})
+    run(1, plain, tmp_path / "one")
+    run(2, sharded, tmp_path / "two")
+    losses = logged(tmp_path / "one")
+    assert logged(tmp_path / "two") == pytest.approx(losses, rel=1e-4)
+    assert logged(tmp_path / "two", "gradient_norm") == pytest.approx(
+        logged(tmp_path / "one", "gradient_norm"), rel=1e-3
+    )
+    one, two = (weights(tmp_path / name / "final") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(one[name].shape == two[name].shape for name in one)
+    run(1, plain, cut_back(tmp_path / "two", "sharded to plain", 3), resume=True)
+    assert logged(tmp_path / "sharded to plain") == pytest.approx(losses, rel=1e-4)
+    run(2, sharded, cut_back(tmp_path / "one", "plain to sharded", 3), resume=True)
+    assert logged(tmp_path / "plain to sharded") == pytest.approx(losses, rel=1e-4)
+
+
+def test_sharding_says_what_it_needs(tmp_path: Path) -> None:
+    fields = tiny_recipe(tmp_path, loop={"steps": 1, "sharding": "fsdp2"})
+    with pytest.raises(ValueError, match="needs several processes"):
+        train(load_recipe(write_recipe(tmp_path / "recipe.yaml", fields)), tmp_path / "run", progress=False)
+    fields["optimizer"]["name"] = "muon"
+    with pytest.raises(ValueError, match=r"needs optimizer\.name='adamw'"):
+        load_recipe(write_recipe(tmp_path / "recipe.yaml", fields))
 
 
 @pytest.mark.slow

@@ -14,17 +14,19 @@ import logging
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from atlas_memory.data.folders import replace_folder, unfinished
 from atlas_memory.train import carry
 from atlas_memory.train.learner import Learner
+from atlas_memory.train.sharding import gathered, load_weights, optimizer_state
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -80,10 +82,11 @@ class Checkpoints:
         """Called by all ranks. Afterwards only the newest ones and the best are kept."""
         progress = dataclasses.replace(progress, processes=self.accelerator.num_processes, carried=bool(learner.caches))
         target = self.folder / f"step-{progress.step:08d}"
+        whole = _whole_states(learner)
         if self.accelerator.is_main_process:
             with replace_folder(target) as temporary:
                 self.accelerator.wait_for_everyone()  # the folder is there
-                _write_shared(temporary, learner, progress)
+                _write_shared(temporary, learner, whole, progress)
                 _write_own(temporary, learner, self.accelerator.process_index)
                 self.accelerator.wait_for_everyone()  # every rank has written
                 _write_manifest(temporary)
@@ -109,12 +112,12 @@ class Checkpoints:
     def load(self, path: Path, learner: Learner, seed: int) -> Progress:
         """Put a learner where it was when this was saved, whatever the number of ranks was."""
         progress = Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
-        missing, unexpected = load_model(learner.model, path / "model.safetensors", strict=False)
-        tied = {name for name in missing if name == "lm_head.weight" and learner.model.config.tie_word_embeddings}
-        if set(missing) - tied or unexpected:
+        missing, unexpected = load_weights(learner.model, load_file(path / "model.safetensors"))
+        if missing or unexpected:
             raise ValueError(f"{path} is of another model: missing {sorted(missing)}, unexpected {sorted(unexpected)}.")
         for place, optimizer in enumerate(learner.optimizers):
-            optimizer.load_state_dict(torch.load(path / f"optimizer-{place}.pt", weights_only=True))
+            state = torch.load(path / f"optimizer-{place}.pt", weights_only=True)
+            optimizer.load_state_dict(optimizer_state(state, optimizer))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         if progress.carried:
             learner.caches = _load_carried(path, progress.processes, learner, rank, world)
@@ -172,11 +175,25 @@ def restore_random_numbers(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def _write_shared(folder: Path, learner: Learner, progress: Progress) -> None:
+class _Whole(NamedTuple):
+    """What all ranks share, unsharded."""
+
+    weights: dict[str, Tensor]
+    optimizers: list[dict[str, Any]]
+
+
+def _whole_states(learner: Learner) -> _Whole:
+    """Asked for on every rank, as sharded tensors are gathered."""
+    weights = gathered(dict(learner.model.named_parameters()))  # a tied one once
+    return _Whole(weights, [gathered(optimizer.state_dict()) for optimizer in learner.optimizers])
+
+
+def _write_shared(folder: Path, learner: Learner, whole: _Whole, progress: Progress) -> None:
     learner.model.config.save_pretrained(folder)
-    save_model(learner.model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    for place, optimizer in enumerate(learner.optimizers):
-        torch.save(optimizer.state_dict(), folder / f"optimizer-{place}.pt")
+    tensors = {name: weight.detach().contiguous() for name, weight in whole.weights.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for place, state in enumerate(whole.optimizers):
+        torch.save(state, folder / f"optimizer-{place}.pt")
     (folder / "progress.json").write_text(json.dumps(dataclasses.asdict(progress)), encoding="utf-8")
 
 

@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from atlas_memory.data import IGNORED, Batch
 from atlas_memory.layers.memory import InitialWeights, Memory
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import Monitors
+from atlas_memory.train.optimizers import make_optimizers
 from atlas_memory.train.recipe import Recipe
 from atlas_memory.train.schedule import set_learning_rate
+from atlas_memory.train.sharding import shard, total
 
 
 class Reading(NamedTuple):
@@ -29,9 +32,9 @@ class Reading(NamedTuple):
 class Reader(nn.Module):
     """The model and all that a step asks of it, as one call: what DDP wraps must be called once per pass."""
 
-    def __init__(self, model: AtlasForCausalLM) -> None:
+    def __init__(self, model: AtlasForCausalLM, sharded: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.sharded = model, sharded
 
     def forward(
         self, inputs: dict[str, Any], divisor: float, cache: AtlasCache | None, fresh: Sequence[bool]
@@ -51,6 +54,8 @@ class Reader(nn.Module):
 
     def _untouched(self) -> Tensor:
         """Zero. Where no row starts anew no gradient reaches the initial weights, and DDP would wait for it."""
+        if self.sharded:
+            return torch.zeros(())
         initial = [module for module in self.modules() if isinstance(module, InitialWeights)]
         weights = [parameter.flatten()[:1] for module in initial for parameter in module.parameters()]
         return 0.0 * torch.cat(weights).sum() if weights else torch.zeros(())
@@ -116,7 +121,6 @@ class Learner:
         self,
         accelerator: Accelerator,
         model: AtlasForCausalLM,
-        optimizers: Sequence[torch.optim.Optimizer],
         recipe: Recipe,
     ) -> None:
         self.accelerator, self.model, self.recipe = accelerator, model, recipe
@@ -127,9 +131,15 @@ class Learner:
             model.gradient_checkpointing_enable()
         self.carries = recipe.data.rows.kind == "segments"
         self.caches: list[AtlasCache] = []  # of each pass, where states are carried
-        prepared = accelerator.prepare(Reader(model), *optimizers)
-        self.reader: nn.Module = prepared[0]
-        self.optimizers: list[Any] = list(prepared[1:])
+        self.sharded = recipe.loop.sharding == "fsdp2"
+        reader: nn.Module = Reader(model, self.sharded)
+        if self.sharded:
+            model.to(accelerator.device)
+            shard(reader, model.model.layers, accelerator.num_processes, accelerator.device)
+        # After sharding: an optimizer made before would hold parameters that are no longer the model's.
+        optimizers = [accelerator.prepare(optimizer) for optimizer in make_optimizers(model, recipe.optimizer)]
+        self.reader = reader if self.sharded else accelerator.prepare(reader)
+        self.optimizers: list[Any] = optimizers
 
     def step(self, batch: Batch, rate: float, watch: bool) -> Outcome:
         """Learn from one rank's share of a global batch; all ranks call it together."""
@@ -143,7 +153,7 @@ class Learner:
             # Gradients travel once, after the last pass. Monitors stay until then: activations that are not kept but
             # computed again must be computed in the same way.
             with (
-                contextlib.nullcontext() if last else self.accelerator.no_sync(self.reader),
+                self._gradients_travel(last),
                 watched(self.model, watch or penalty > 0) as seen,
             ):
                 reading = self._read(part, place, divisor)
@@ -155,12 +165,19 @@ class Learner:
             sums[0] += reading.loss.detach()
             sums[1] += 0.0 if write is None else write.detach() / len(parts)
         # clip_grad_norm_ with no limit only measures.
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip or float("inf"))
+        clip = self.recipe.optimizer.clip or float("inf")
+        norm = total(self.accelerator.clip_grad_norm_(self.model.parameters(), clip))
         loss_and_write = self.accelerator.reduce(sums, reduction="mean").tolist()
-        applied = bool(torch.isfinite(torch.tensor([*loss_and_write, float(norm)])).all())
+        applied = bool(torch.isfinite(torch.tensor([*loss_and_write, norm])).all())
         self._update(rate, applied)
         write = loss_and_write[1] if watch or penalty else None
-        return Outcome(loss_and_write[0], write, float(norm), applied, summary(monitors) if watch else {})
+        return Outcome(loss_and_write[0], write, norm, applied, summary(monitors) if watch else {})
+
+    def _gradients_travel(self, now: bool) -> contextlib.AbstractContextManager[Any]:
+        if isinstance(self.reader, FSDPModule):
+            self.reader.set_requires_gradient_sync(now)
+            return contextlib.nullcontext()
+        return contextlib.nullcontext() if now else self.accelerator.no_sync(self.reader)
 
     def _update(self, rate: float, applied: bool) -> None:
         set_learning_rate(self.optimizers, rate)

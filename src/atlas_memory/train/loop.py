@@ -30,11 +30,11 @@ from atlas_memory.data.tokenizers import end_token, vocabulary_size
 from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.train.checkpoint import Checkpoints, Progress, seed_random_numbers
 from atlas_memory.train.learner import Learner, Outcome
-from atlas_memory.train.optimizers import make_optimizers
 from atlas_memory.train.recipe import Recipe, make_config
 from atlas_memory.train.recipe_files import differences, save_recipe
 from atlas_memory.train.records import Records, forget_after, trackers
 from atlas_memory.train.schedule import factor
+from atlas_memory.train.sharding import gathered
 
 RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
@@ -96,8 +96,7 @@ class Training:
         self.show = progress and accelerator.is_main_process
         seed_random_numbers(recipe.seed, 0)  # the same initial weights on every rank
         self.data, self.tokenizer = self._tokenizer()
-        model = self._model()
-        self.learner = Learner(accelerator, model, make_optimizers(model, recipe.optimizer), recipe)
+        self.learner = Learner(accelerator, self._model(), recipe)
         self.train_data = self._loader(self.data, "train")
         self.validation_data = self._validation_loader()
         self.checkpoints = Checkpoints(out / CHECKPOINTS, accelerator, recipe.checkpoint.keep)
@@ -246,10 +245,10 @@ class Training:
         return loss
 
     def _finish(self) -> Path:
-        final = self.out / FINAL
+        final, weights = self.out / FINAL, gathered(self.learner.model.state_dict())
         if self.accelerator.is_main_process:
             with replace_folder(final) as folder:
-                self.learner.model.save_pretrained(folder)
+                self.learner.model.save_pretrained(folder, state_dict=weights)
                 self.tokenizer.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
         return final

@@ -95,6 +95,7 @@ class LoopConfig(Section):
     rows_per_pass: Count | None = None  # of one process; more rows of the batch are accumulated; None: all at once
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast; memory states stay float32
     gradient_checkpointing: bool = False
+    sharding: Literal["none", "fsdp2"] = "none"  # fsdp2: weights, gradients and moments over all processes; with adamw
     write_penalty: NotNegative = 0.0  # times the mean write of the memories, added to the loss
     patience: Count = 10  # steps in a row with a loss or gradient that is not finite, before the run stops
 
@@ -134,6 +135,8 @@ class Recipe(Section):
     def _check_together(self) -> Recipe:
         if self.start is not None and (self.model or self.tokenizer.vocabulary is not None):
             raise ValueError("start gives the model and its tokenizer; model and tokenizer must be left out with it.")
+        if self.loop.sharding != "none" and self.optimizer.name == "muon":
+            raise ValueError("loop.sharding='fsdp2' needs optimizer.name='adamw': Muon needs whole matrices.")
         if self.evaluation.every and not self.data.validation and self.data.source_share:
             raise ValueError("evaluation.every must be 0 where data.validation is 0: no documents are held out.")
         return self
