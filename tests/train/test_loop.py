@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from atlas_memory.data import load_tokenizer
 from atlas_memory.models import AtlasCache
 from atlas_memory.ops import MemoryState
 from atlas_memory.train import DivergedError, Recipe, train
@@ -107,6 +108,36 @@ def test_a_penalty_makes_memories_write_less(tmp_path: Path) -> None:
     free = trained(tmp_path, "free", loop={"steps": 20})
     held = trained(tmp_path, "held", loop={"steps": 20, "write_penalty": 100.0})
     assert logged(held, "write")[-1] < 0.9 * logged(free, "write")[-1]
+    later = trained(tmp_path, "later", loop={"steps": 20, "write_penalty": 100.0, "write_penalty_from": 20})
+    assert same(later, free)
+
+
+def test_a_run_starts_from_a_saved_model(tmp_path: Path) -> None:
+    first = trained(tmp_path, "first", loop={"steps": 3})
+    fields = tiny_recipe(tmp_path, loop={"steps": 1}, optimizer={"lr": 1e-12}) | {"start": str(first / "final")}
+    del fields["model"]
+    second = tmp_path / "second"
+    train(Recipe.model_validate(fields), second, progress=False)
+    before, after = weights(first / "final"), weights(second / "final")
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    with pytest.raises(ValueError, match="start gives the model and its tokenizer"):
+        Recipe.model_validate({**fields, "model": {"preset": "titans"}})
+
+
+def test_a_task_is_trained_on_by_its_name(tmp_path: Path) -> None:
+    """With a tokenizer of its own words; the loss is that of the answers, the tokens are all that were read."""
+    data = {
+        "exercises": [{"name": "babilong", "options": {"tasks": ["qa1"]}}],
+        "rows": {"kind": "segments", "batch": 4, "length": 48},
+    }
+    fields = tiny_recipe(tmp_path, data=data, loop={"steps": 12})
+    fields["tokenizer"] = {"vocabulary": 400, "lessons": 50}
+    out = tmp_path / "run"
+    train(Recipe.model_validate(fields), out, progress=False)
+    assert logged(out)[-1] < logged(out)[0]
+    assert logged(out, "tokens")[0] > 100
+    assert len(logged(out, "validation_loss")) == 4
+    assert load_tokenizer(out / "final").tokenize(" bathroom") == ["\u0120bathroom"]
 
 
 def test_memory_states_stay_float32_under_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

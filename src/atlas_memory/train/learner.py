@@ -141,10 +141,9 @@ class Learner:
         self.reader = reader if self.sharded else accelerator.prepare(reader)
         self.optimizers: list[Any] = optimizers
 
-    def step(self, batch: Batch, rate: float, watch: bool) -> Outcome:
-        """Learn from one rank's share of a global batch; all ranks call it together."""
+    def step(self, batch: Batch, rate: float, watch: bool, penalty: float = 0.0) -> Outcome:
+        """Learn from one rank's share of a global batch; all ranks call it together. penalty: on writing."""
         self.reader.train()
-        penalty = self.recipe.loop.write_penalty
         parts = list(batch.split(self.recipe.loop.rows_per_pass or len(batch.input_ids)))
         divisor = max(1, batch.target_count) / self.accelerator.num_processes  # DDP takes the mean over ranks
         sums, monitors = torch.zeros(2, device=self.accelerator.device), []

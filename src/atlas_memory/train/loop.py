@@ -184,7 +184,8 @@ class Training:
         last = number == recipe.loop.steps
         logged = number % recipe.logging.every == 0 or number == 1 or last
         rate = recipe.optimizer.lr * factor(recipe.schedule, self.progress.step, recipe.loop.steps)
-        outcome = self.learner.step(batch, rate, watch=logged and recipe.logging.monitors)
+        penalty = recipe.loop.write_penalty if self.progress.step >= recipe.loop.write_penalty_from else 0.0
+        outcome = self.learner.step(batch, rate, logged and recipe.logging.monitors, penalty)
         self._count(outcome, batch.token_count)
         if logged:
             seconds = time.perf_counter() - begin
