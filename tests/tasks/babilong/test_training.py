@@ -42,6 +42,18 @@ def test_all_questions_of_a_story_are_asked_in_place() -> None:
             solver.tell(line.text)
 
 
+@pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa5"])
+def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
+    solver, asked = Solver(), 0
+    for line in document_lines(simulate(task, 3), 0, open_background(), "0", more_questions=1.0):
+        if not line.answer:
+            solver.tell(line.text)
+            continue
+        assert line.answer[1:-1] in [answer.text for answer in solver.answers(line.text.strip())]
+        asked += 1
+    assert asked > 2 * len(simulate(task, 3).questions)
+
+
 def test_targets_are_the_answers_shifted_by_one() -> None:
     document = lessons(tasks=("qa1",), lengths=(300,)).document(0)
     asked = np.flatnonzero(document.targets != IGNORED)
@@ -102,6 +114,8 @@ def test_choices_are_checked() -> None:
         TrainingConfig(lengths=())
     with pytest.raises(ValueError, match="document number in stages=-1"):
         TrainingConfig(stages=((-1, (0,)),))
+    with pytest.raises(ValueError, match=r"more_questions=1\.5 must lie between"):
+        TrainingConfig(more_questions=1.5)
     with pytest.raises(ValueError, match="option of babilong='length' is not a choice; allowed: tasks, lengths"):
         lessons(length=0)
     with pytest.raises(ValueError, match="epochs=1 must be None: exercises have no end"):

@@ -7,7 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from atlas_memory.tasks.babilong.language import NOTHING, NUMBERS, OPPOSITE, Event, read_question, read_sentence
+from atlas_memory.tasks.babilong.language import (
+    NOTHING,
+    NUMBERS,
+    OPPOSITE,
+    QUESTIONS,
+    Event,
+    read_question,
+    read_sentence,
+)
 
 
 class UnanswerableError(ValueError):
@@ -80,6 +88,23 @@ class Solver:
             return [first]
         said = {event.first: said for event, said in self._gifts if (event.subject, event.second) == query.words}
         return [Answer(thing, (said[thing],)) for thing in sorted(said, key=lambda thing: -said[thing])]
+
+    def answerable(self) -> dict[str, list[str]]:
+        """Questions about people and objects that what was told answers, by the kind of query.
+
+        >>> Solver(["Mary got the milk.", "Mary went to the office."]).answerable()["object"]
+        ['Where is the milk?']
+        """
+        history = {thing: [visit.place for visit in visits] for thing, visits in self._visits.items() if visits}
+        words: dict[str, list[tuple[str, ...]]] = {
+            "person": [
+                (person,) for person, known in self._where.items() if len(known.places) == 1 and not known.absent
+            ],
+            "object": [(thing,) for thing in history],
+            "before": [(thing, place) for thing, places in history.items() for place in dict.fromkeys(places[1:])],
+            "what carried": [(person,) for person in self._hands],
+        }
+        return {kind: [QUESTIONS[kind].format(*chosen) for chosen in found] for kind, found in words.items() if found}
 
     # What sentences change.
 

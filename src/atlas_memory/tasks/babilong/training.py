@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from atlas_memory.data.lessons import Cut, check_options
 from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.tasks.babilong.facts import TASKS, Question, Story, read_stories
+from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.babilong.stream import SIMULATOR
 from atlas_memory.tasks.background import BUILTIN, Background, open_background
@@ -47,9 +48,16 @@ class Line(NamedTuple):
     answer: str
 
 
-def document_lines(story: Story, length: int, background: Background, seed: str) -> Iterator[Line]:
-    """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end."""
+def document_lines(
+    story: Story, length: int, background: Background, seed: str, more_questions: float = 0.0
+) -> Iterator[Line]:
+    """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end.
+
+    more_questions: the chance that a sentence is followed by a question of ours, about anything that is known by then.
+    """
     told: list[tuple[str, Question | None]] = list(story.lines())
+    if more_questions:
+        told = list(_asked_more(told, more_questions, random.Random(f"more questions {seed}")))
     said = [text if question is None else f"{text}{_answer(question)}" for text, question in told]
     draw = random.Random(f"training gaps {seed}")
 
@@ -66,6 +74,22 @@ def document_lines(story: Story, length: int, background: Background, seed: str)
             yield Line(space + plain, "" if question is None else _answer(question))
         else:
             yield Line(space + text, "")
+
+
+def _asked_more(
+    told: Iterable[tuple[str, Question | None]], chance: float, draw: random.Random
+) -> Iterator[tuple[str, Question | None]]:
+    """With two and three supporting facts, what lies between fact and answer is asked for too."""
+    solver, sentences = Solver(), 0
+    for text, question in told:
+        yield text, question
+        if question is not None:
+            continue
+        solver.tell(text)
+        sentences += 1
+        if (known := solver.answerable()) and draw.random() < chance:
+            asked = draw.choice(known[draw.choice(list(known))])
+            yield asked, Question(asked, solver.answer(asked).text, (), sentences)
 
 
 def _answer(question: Question) -> str:
@@ -95,6 +119,7 @@ class TrainingConfig:
     stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
+    more_questions: float = 0.0  # the chance of a further question after a sentence
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +133,8 @@ class TrainingConfig:
                 check_whole("length", length, least=0)
         for begin, _ in self.stages:
             check_whole("document number in stages", begin, least=0)
+        if not 0 <= self.more_questions <= 1:
+            raise ValueError(f"more_questions={self.more_questions!r} must lie between 0 and 1.")
         check_whole("seed", self.seed, least=0)
 
     def lengths_at(self, number: int) -> tuple[int, ...]:
@@ -139,7 +166,7 @@ class Babilong:
         seed = f"{self.split} {self.config.seed} {number}"
         draw = random.Random(f"document {seed}")
         task, length = draw.choice(self.config.tasks), draw.choice(self.config.lengths_at(number))
-        return document_lines(self._stories[task](draw), length, self._background, seed)
+        return document_lines(self._stories[task](draw), length, self._background, seed, self.config.more_questions)
 
     def text(self, number: int) -> str:
         return "".join(part for line in self.lines(number) for part in line)
