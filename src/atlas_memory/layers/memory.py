@@ -21,7 +21,7 @@ from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
 from atlas_memory.ops.packing import Packing, joined_tail
-from atlas_memory.ops.stability import cap, normalise, root_mean_square_norm
+from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
 
 # Rows of x and values beyond these norms are scaled down to them, so that no finite input can overflow what follows.
@@ -195,7 +195,7 @@ class Memory(nn.Module):
             raise ValueError(f"x must be {weight.dtype} like the layer's parameters, got {x.dtype}.")
         check_finite = self.check_finite if check_finite is None else check_finite
         eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        if (eager_cpu if check_finite is None else check_finite) and not bool(torch.isfinite(x).all()):
+        if (eager_cpu if check_finite is None else check_finite) and not all_finite(x):
             raise ValueError("x holds NaN or infinite numbers; only finite ones are accepted.")
 
     def _tail(self, state: MemoryState | None, x: Tensor) -> Tensor:
@@ -215,11 +215,17 @@ class Memory(nn.Module):
         return {"conv.tail": new if new.dtype == torch.float64 else new.float()}
 
     def _convolve(self, raw: Tensor, tail: Tensor) -> Tensor:
-        """Causal depthwise convolution (B, T, channels), then SiLU."""
-        if self.mixing is not None and raw.shape[1] > 0:
-            both = torch.cat([tail.to(raw.dtype), raw], dim=1).mT
-            raw = F.conv1d(both, self.mixing.to(raw.dtype), groups=both.shape[1]).mT
-        return F.silu(raw)
+        """Causal depthwise convolution (B, T, channels), then SiLU.
+
+        Written out: conv1d wants the channels before the tokens, and all that follows would read across the grain.
+        """
+        if self.mixing is None:
+            return F.silu(raw)
+        both, weights = torch.cat([tail.to(raw.dtype), raw], dim=1), self.mixing.to(raw.dtype)[:, 0].unbind(-1)
+        mixed = raw * weights[-1]
+        for place, weight in enumerate(weights[:-1]):
+            mixed = torch.addcmul(mixed, both[:, place : place + raw.shape[1]], weight)
+        return F.silu(mixed)
 
     def _split(self, mixed: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (B, T, H, D), normalised, and values (B, T, H, V), in the working precision.
@@ -227,10 +233,9 @@ class Memory(nn.Module):
         places (B, T or 1): of the tokens in their sequences.
         """
         dtype = torch.float64 if mixed.dtype == torch.float64 else torch.float32
-        queries, keys, values = (
-            part.unflatten(-1, (self.heads, -1)) for part in mixed.to(dtype).split(self.widths, -1)
-        )
-        queries, keys = normalise(queries), normalise(keys)
+        asked, values = mixed.to(dtype).split([sum(self.widths[:2]), self.widths[2]], -1)
+        values = values.unflatten(-1, (self.heads, -1))
+        queries, keys = normalise(asked.unflatten(-1, (2 * self.heads, -1))).split(self.heads, dim=-2)
         if self.rotary is not None:
             cosine, sine = angles(places[..., None].to(mixed.device), self.spec.key_width, self.rotary, keys)
             queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)

@@ -15,6 +15,7 @@ from torch import Tensor
 from atlas_memory.ops.features import Feature, feature_map
 from atlas_memory.ops.optimizers import Gates
 from atlas_memory.ops.packing import last_rows
+from atlas_memory.ops.stability import all_finite
 from atlas_memory.ops.state import MemoryState, fresh_state
 from atlas_memory.spec import MemorySpec
 
@@ -175,7 +176,7 @@ def _named_gates(gates: Gates) -> dict[str, Tensor]:
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite(tensor):
             raise ValueError(f"{name} holds NaN or infinite numbers; only finite ones are accepted.")
 
 

@@ -9,6 +9,8 @@ Shapes: R rows (batch × heads), C tokens of the chunk, N tokens whose gradients
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,11 @@ def _all_below(x: Tensor, bound: float) -> bool:
         return False
     smallest, largest = torch.aminmax(x.detach())
     return -bound <= float(smallest) and float(largest) <= bound
+
+
+def all_finite(x: Tensor) -> bool:
+    """In one pass: the smallest and the largest of numbers are finite only if all of them are."""
+    return x.numel() == 0 or all(math.isfinite(bound) for bound in torch.aminmax(x.detach()))
 
 
 def magnitude(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
