@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from atlas_memory.demonstration.page import write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.models import shipped
 from atlas_memory.tasks.samples import exact_match
+from atlas_memory.train.plot import figure_class
 from tests.tasks.conftest import save_small
 
 
@@ -78,6 +81,25 @@ def test_the_page_escapes_what_a_model_says(tmp_path: Path) -> None:
     page = (tmp_path / "index.html").read_text()
     assert '<td class="right">garden</td><td class="wrong">&lt;script&gt;</td>' in page
     assert "A &amp; B." in page and 'src="a.png"' in page and "$" not in page
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+def test_the_page_opens_in_a_browser_with_its_figures(tmp_path: Path) -> None:
+    figure = figure_class()()
+    figure.add_subplot().plot([1, 2])
+    figure.savefig(tmp_path / "a.png")
+    answer = Answered(Question("Where is Mary?", "garden"), "garden", right=True)
+    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes", "window")
+    page = tmp_path / "index.html"
+    write_page(page, ["A fact."], [(answer, answer)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
+    seen = "document.title = [...document.images].map(i => i.naturalWidth > 0) + ' ' + answers.rows.length"
+    page.write_text(page.read_text() + f"<script>onload = () => {{ {seen} }}</script>")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    shown = subprocess.run([str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "<title>true 2</title>" in shown.stdout, shown.stderr
 
 
 def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
