@@ -42,7 +42,7 @@ def test_all_questions_of_a_story_are_asked_in_place() -> None:
             solver.tell(line.text)
 
 
-@pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa5"])
+@pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa4", "qa5"])
 def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
     solver, asked = Solver(), 0
     for line in document_lines(simulate(task, 3), 0, open_background(), "0", more_questions=1.0):

@@ -90,7 +90,7 @@ class Solver:
         return [Answer(thing, (said[thing],)) for thing in sorted(said, key=lambda thing: -said[thing])]
 
     def answerable(self) -> dict[str, list[str]]:
-        """Questions about people and objects that what was told answers, by the kind of query.
+        """Questions about people, objects and places that what was told answers, by the kind of query.
 
         >>> Solver(["Mary got the milk.", "Mary went to the office."]).answerable()["object"]
         ['Where is the milk?']
@@ -103,6 +103,8 @@ class Solver:
             "object": [(thing,) for thing in history],
             "before": [(thing, place) for thing, places in history.items() for place in dict.fromkeys(places[1:])],
             "what carried": [(person,) for person in self._hands],
+            "what lies": list(self._map),
+            "lies of what": [(place, OPPOSITE[direction]) for direction, place in self._map],
         }
         return {kind: [QUESTIONS[kind].format(*chosen) for chosen in found] for kind, found in words.items() if found}
 
