@@ -76,7 +76,7 @@ def test_needles_lie_at_their_depth() -> None:
 def test_the_page_escapes_what_a_model_says(tmp_path: Path) -> None:
     wrong = Answered(Question("Where is Mary?", "garden"), "<script>", right=False)
     right = wrong._replace(said="garden", right=True)
-    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes", "window")
+    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes")
     write_page(tmp_path / "index.html", ["A & B."], [(right, wrong)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
     page = (tmp_path / "index.html").read_text()
     assert '<td class="right">garden</td><td class="wrong">&lt;script&gt;</td>' in page
@@ -92,7 +92,7 @@ def test_the_page_opens_in_a_browser_with_its_figures(tmp_path: Path) -> None:
     figure.add_subplot().plot([1, 2])
     figure.savefig(tmp_path / "a.png")
     answer = Answered(Question("Where is Mary?", "garden"), "garden", right=True)
-    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes", "window")
+    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes")
     page = tmp_path / "index.html"
     write_page(page, ["A fact."], [(answer, answer)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
     seen = "document.title = [...document.images].map(i => i.naturalWidth > 0) + ' ' + answers.rows.length"

@@ -50,7 +50,7 @@ def demo(
         folder = _trained(out) if train else model_folder(model)
         out.mkdir(parents=True, exist_ok=True)
         ours, reading = _read(scene, folder)
-        theirs = _without_memory(scene)
+        theirs = _without_memory(scene, folder)
     except (ValueError, OSError) as error:
         raise refused(error) from error
     answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
@@ -63,7 +63,6 @@ def demo(
         "seconds": f"{reading.seconds:,.0f}",
         "speed": f"{reading.tokens / reading.seconds:,.0f}",
         "state_bytes": f"{reading.state_bytes:,}",
-        "window": f"{theirs.model.config.sliding_window:,}",
     }
     write_page(out / PAGE, scene.facts, answers, drawn, numbers)
     console.print(f"Open {out / PAGE} to see it again.", markup=False)
@@ -99,12 +98,11 @@ def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
     return show, reading
 
 
-def _without_memory(scene: Scene) -> Show:
-    """A model of the same size whose attention sees a window. What lies farther back cannot reach its answers."""
-    show = Show(model_folder("shipped-window"))
+def _without_memory(scene: Scene, folder: Path) -> Show:
+    """The same model, but it sees only as much of the end of the text as its attention can."""
+    show = Show(folder)
     config = show.model.config
-    reach = config.sliding_window * config.num_hidden_layers
-    for _ in show.read(scene, last=round(characters_of(2 * reach))):
+    for _ in show.read(scene, last=round(characters_of(config.sliding_window * config.num_hidden_layers))):
         pass
     return show
 
