@@ -22,7 +22,6 @@ from atlas_memory.data import IGNORED, load_tokenizer
 from atlas_memory.data.options import check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.models import AtlasCache
-from atlas_memory.models.reading import DEFAULT_STEP
 from atlas_memory.models.shipped import SHIPPED, model_folder
 from atlas_memory.tasks.lengths import tokens_of
 from atlas_memory.tasks.paper.report import check_output, write_json
@@ -32,6 +31,7 @@ from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
+STEP = 1024  # tokens of a row read at once: with several rows more would only take more memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Request:
     out: Path
     settings: dict[str, Any]
     batch: int = 8
-    step: int = DEFAULT_STEP  # tokens of a row read at once
+    step: int = STEP  # tokens of a row read at once
     save_every: float = SAVE_EVERY
 
     def __post_init__(self) -> None:
