@@ -39,7 +39,10 @@ def test_traced_flops_are_those_of_the_account(layers: str) -> None:
     assert traced.total(lambda part: part.flops) == pytest.approx(expected, rel=0.01)
 
 
-def test_activations_are_what_autograd_keeps() -> None:
+def test_activations_are_what_autograd_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on an accelerator, for which is predicted: guards that cannot see keep what they may need.
+    for module in ("stability", "dense"):
+        monkeypatch.setattr(f"atlas_memory.ops.{module}.may_look", lambda x: False)
     config = small_config()
     model, kept = small_model(), {}
     parameters = {x.untyped_storage().data_ptr() for x in model.parameters()}
@@ -55,7 +58,7 @@ def test_activations_are_what_autograd_keeps() -> None:
         model(input_ids=ids, labels=ids, use_cache=False)
     dtype = next(model.parameters()).dtype
     predicted = trace_model(config, 2, 32, dtype).total(lambda part: part.activation_bytes)
-    assert predicted == pytest.approx(sum(size for size, _ in kept.values()), rel=0.1)
+    assert predicted == pytest.approx(sum(size for size, _ in kept.values()), rel=0.05)
 
 
 def test_memory_by_strategy(traced: Trace) -> None:
