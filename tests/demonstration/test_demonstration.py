@@ -111,6 +111,8 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert {file.name for file in out.iterdir()} >= {"index.html", "needle.json", "needle.png", "accuracy.png"}
     result = CliRunner().invoke(app, ["demo", "--tokens", "1k,2k", "--out", str(out)])
     assert result.exit_code == 2 and "must be one length" in result.output
+    result = CliRunner().invoke(app, ["demo", "--model", "absent", "--tokens", "1k", "--out", str(out)])
+    assert result.exit_code == 2 and "model='absent' has no config.json" in result.output
 
 
 def test_shipped_models_are_there_and_small() -> None:

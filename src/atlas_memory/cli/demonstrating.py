@@ -25,7 +25,7 @@ from atlas_memory.train import load_recipe
 from atlas_memory.train import train as run_training
 
 RECIPE = "demo"
-NEEDLE_LENGTHS = (1000, 4000, 16_000)
+NEEDLE_LENGTHS, NEEDLE_SAMPLES = (1000, 4000, 16_000), 4
 CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
 
 
@@ -48,14 +48,14 @@ def demo(
             raise ValueError(f"tokens={tokens!r} must be one length.")
         scene = Scene(length, book, seed)
         folder = _trained(out) if train else model_folder(model)
-        out.mkdir(parents=True, exist_ok=True)
         ours, reading = _read(scene, folder)
         theirs = _without_memory(scene, folder)
-    except (ValueError, OSError) as error:
+        answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
+        console.print(_table(answers))
+        out.mkdir(parents=True, exist_ok=True)
+        drawn = _figures(folder, out, book)
+    except (ValueError, OSError, ImportError) as error:
         raise refused(error) from error
-    answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
-    console.print(_table(answers))
-    drawn = _figures(folder, out, book)
     numbers = {
         "length": f"{length:,}",
         "parameters": f"{ours.model.num_parameters():,}",
@@ -123,9 +123,9 @@ def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     if reports:
         figures.compare(reports, out / CURVES)
         drawn[CURVES] = "BABILong, accuracy against length, as measured with `atlas-memory eval babilong`"
-    cells = needle_cells(NEEDLE_LENGTHS, samples=4, book=book)
+    cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
     settings = {"book": book, "lengths": NEEDLE_LENGTHS}
-    report = evaluate(Request("one fact", folder, cells, out / "needle.json", settings, batch=20))
+    report = evaluate(Request("one fact", folder, cells, out / "needle.json", settings, batch=NEEDLE_SAMPLES))
     figures.draw(report, out / NEEDLE)
     drawn[NEEDLE] = "One fact at every depth of texts of different lengths, measured just now"
     return drawn

@@ -12,7 +12,8 @@ import torch
 from atlas_memory.data import load_tokenizer
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.demonstration.scene import Question, Scene
-from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.models import AtlasCache
+from atlas_memory.models.saved import load_saved
 from atlas_memory.tasks.lengths import tokens_of
 from atlas_memory.tasks.reading import StreamReader, TokenRow
 from atlas_memory.tasks.samples import Sample, exact_match, up_to_stop
@@ -39,17 +40,15 @@ class Show:
     """A saved model that reads one scene."""
 
     def __init__(self, folder: Path) -> None:
-        model: Any = AtlasForCausalLM.from_pretrained(folder)
-        self.model: AtlasForCausalLM = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.model = load_saved(folder)
         self.tokenizer = load_tokenizer(folder)
         self._encoder = Encoder(self.tokenizer)
         self._cache = AtlasCache(len(self.model.model.layers))
 
     def read(self, scene: Scene, last: int | None = None) -> Iterator[Reading]:
         """Read it from its beginning, a step at a time. last: only so many characters before its end."""
-        row = TokenRow(
-            Sample(scene.pieces if last is None else lambda: _tail(scene, last), "", exact_match), self._encoder
-        )
+        pieces = scene.pieces if last is None else lambda: _tail(scene, last)
+        row = TokenRow(Sample(pieces, "", exact_match), self._encoder)
         self._cache, begin = AtlasCache(len(self.model.model.layers)), time.perf_counter()
         while taken := row.take(STEP) or row.rest():
             with torch.inference_mode():

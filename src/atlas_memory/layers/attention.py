@@ -209,7 +209,7 @@ class Attention(nn.Module):
         places = torch.arange(2 * window, device=device)
         distance = places[window:, None] - places
         visible = (distance >= 0) & (distance < window)
-        if min(position) >= window - 1:
+        if min(position, default=window) >= window - 1:
             return visible[None, None], None
         together = len(set(position)) == 1
         rows = torch.tensor(position[:1] if together else position, device=device)
