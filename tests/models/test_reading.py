@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from atlas_memory.models.configuration_atlas import BACKBONES
 from tests.models.support import small_model, token_ids
 from tests.support import assert_close
 
@@ -34,14 +35,24 @@ def test_sources(source: str, step: int) -> None:
     assert_close(model(more, past_key_values=cache).logits, expected)
 
 
-def test_going_on() -> None:
-    model, ids = small_model(), token_ids(2, COUNT)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_going_on(backbone: str) -> None:
+    """Reading leaves out what only the output needs; what is remembered is the same."""
+    model, ids = small_model(backbone=backbone), token_ids(2, COUNT)
     cache = model.read(ids[:, :9], progress=False)
     assert model.read(ids[:, 9:], cache, progress=False) is cache
     whole = model(ids).past_key_values
     for layer, expected in zip(cache.layers, whole.layers, strict=True):
         for tensor, other in zip(layer.state.tensors(), expected.state.tensors(), strict=True):
             assert_close(tensor, other.detach())
+
+
+def test_reading_leaves_out_the_last_feed_forward_layer() -> None:
+    model, asked = small_model(), []
+    for block in model.model.blocks:
+        block.feed_forward.register_forward_hook(lambda *_: asked.append(1))
+    model.read([1, 2, 3], progress=False)
+    assert len(asked) == len(model.model.blocks) - 1
 
 
 def test_size_is_constant_and_nothing_is_kept_for_gradients() -> None:

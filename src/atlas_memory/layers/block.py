@@ -82,14 +82,19 @@ class Block(Parts):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
+        last: bool = False,
     ) -> tuple[Tensor, BlockState]:
-        """Read x (B, T, dim): (B, T, dim), and the state to go on from; mask and cu_seqlens as for `Memory`."""
+        """Read x (B, T, dim): (B, T, dim), and the state to go on from; mask and cu_seqlens as for `Memory`.
+
+        last: nobody asks for the output, only for the state; the feed-forward layer, which has none, is left out.
+        """
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         self.check_state(state)
         x = packing.unpack(x)
         update, states = MIXERS[self.mixer].run(self, x, {} if state is None else dict(state.parts), packing.lengths)
         x = x + update
-        x = x + self.feed_forward(self.feed_forward_norm(x))
+        if not last:
+            x = x + self.feed_forward(self.feed_forward_norm(x))
         return packing.pack(x), BlockState(states)
 
     def check_state(self, state: BlockState | None) -> None:

@@ -41,9 +41,14 @@ class AtlasDecoderLayer(GradientCheckpointingLayer):
         self.block = Block(**config.block_arguments(layer_type))
 
     def forward(
-        self, x: Tensor, state: BlockState | None = None, mask: Tensor | None = None, keep_state: bool = True
+        self,
+        x: Tensor,
+        state: BlockState | None = None,
+        mask: Tensor | None = None,
+        keep_state: bool = True,
+        last: bool = False,
     ) -> tuple[Tensor, BlockState | None]:
-        x, state = self.block(x, state, mask=mask)
+        x, state = self.block(x, state, mask=mask, last=last)
         return x, state if keep_state else None
 
 
@@ -126,13 +131,15 @@ class AtlasModel(AtlasPreTrainedModel):
         output_hidden_states: bool | None = None,
         cu_seqlens: Bounds = None,
         cu_seq_lens_q: Bounds = None,
+        only_cache: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Read tokens, or their embeddings (B, T, hidden_size).
 
         attention_mask (B, T), or with what was read (B, past + T): nonzero at real tokens, padding left or right.
         cu_seqlens or cu_seq_lens_q (N + 1,), or position_ids that restart: one row of N packed sequences. Positions are
-        otherwise the memory's own, and position_ids are not needed. past_key_values: goes on in place.
+        otherwise the memory's own, and position_ids are not needed. past_key_values: goes on in place. only_cache: for
+        reading on; hidden states are not asked for, and what only they need is not computed.
         """
         x = self._embed(input_ids, inputs_embeds)
         batch, tokens = x.shape[:2]
@@ -151,10 +158,13 @@ class AtlasModel(AtlasPreTrainedModel):
         for place, layer in enumerate(self.layers):
             seen += [x] if output_hidden_states else []
             state = None if cache is None else cache.layers[place].state
-            x, state = layer(x, state=state, mask=right_padding, keep_state=keep)
+            last = only_cache and place == len(self.layers) - 1
+            x, state = layer(x, state=state, mask=right_padding, keep_state=keep, last=last)
             states.append(state)
         if cache is not None:  # all layers, or, after an error in one of them, none
             cache.advance(states, columns)
+        if only_cache:
+            return BaseModelOutputWithPast(past_key_values=cache)
         x = self.norm(x)
         outputs: dict[str, Any] = {"last_hidden_state": packing.pack(x), "past_key_values": cache}
         if output_hidden_states:

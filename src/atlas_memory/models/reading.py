@@ -48,7 +48,7 @@ def read(
         task = bar.add_task("reading", total=_count(tokens))
         for piece in _pieces(tokens, step):
             check_token_ids(piece, model.config.vocab_size)  # on the host, where the model need not be
-            model(input_ids=piece.to(device), past_key_values=cache, use_cache=True)
+            model(input_ids=piece.to(device), past_key_values=cache, only_cache=True)
             bar.advance(task, piece.shape[1])
     return cache
 

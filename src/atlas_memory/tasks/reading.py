@@ -109,7 +109,9 @@ class StreamReader:
         else:
             mask = torch.arange(longest) < lengths[:, None]
             device = self.model.device
-            self.model.model(input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache)
+            self.model.model(
+                input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache, only_cache=True
+            )
 
 
 class WholeReader:

@@ -33,7 +33,7 @@ from atlas_memory.train.learner import Learner, Outcome
 from atlas_memory.train.recipe import Recipe, make_config
 from atlas_memory.train.recipe_files import differences, save_recipe
 from atlas_memory.train.records import Records, forget_after, trackers
-from atlas_memory.train.schedule import factor
+from atlas_memory.train.schedule import factor, write_penalty
 from atlas_memory.train.sharding import gathered
 
 RECIPE = "recipe.yaml"
@@ -184,7 +184,7 @@ class Training:
         last = number == recipe.loop.steps
         logged = number % recipe.logging.every == 0 or number == 1 or last
         rate = recipe.optimizer.lr * factor(recipe.schedule, self.progress.step, recipe.loop.steps)
-        penalty = recipe.loop.write_penalty if self.progress.step >= recipe.loop.write_penalty_from else 0.0
+        penalty = write_penalty(recipe.loop, self.progress.step)
         outcome = self.learner.step(batch, rate, logged and recipe.logging.monitors, penalty)
         self._count(outcome, batch.token_count)
         if logged:

@@ -98,6 +98,7 @@ class LoopConfig(Section):
     sharding: Literal["none", "fsdp2"] = "none"  # fsdp2: weights, gradients and moments over all processes; with adamw
     write_penalty: NotNegative = 0.0  # times the mean write of the memories, added to the loss
     write_penalty_from: CountOrNone = 0  # the step it begins at: what is worth writing has to be learned first
+    write_penalty_ramp: CountOrNone = 0  # steps from its beginning to its full size
     patience: Count = 10  # steps in a row with a loss or gradient that is not finite, before the run stops
 
 

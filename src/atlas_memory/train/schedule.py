@@ -1,4 +1,4 @@
-"""The learning rate of a step, as a function of its number alone: a resumed run cannot be at another place."""
+"""Learning rate and write penalty of a step, by its number alone: a resumed run cannot be at another place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from atlas_memory.train.recipe import ScheduleConfig
+from atlas_memory.train.recipe import LoopConfig, ScheduleConfig
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
@@ -37,6 +37,14 @@ _SHAPES: dict[str, Callable[[ScheduleConfig, float, int], float]] = {
     "wsd": _wsd,
     "constant": _constant,
 }
+
+
+def write_penalty(config: LoopConfig, step: int) -> float:
+    """In this step, from 0: nothing before it begins, then a straight line up to its full size."""
+    begun = step - config.write_penalty_from
+    if begun < 0:
+        return 0.0
+    return config.write_penalty * min(1.0, (begun + 1) / max(1, config.write_penalty_ramp))
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
