@@ -12,6 +12,7 @@ GROUPS = (
     "attention",
     "long_streams",
     "language_models",
+    "reading",
     "presets",
     "facts",
     "training",

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
+from benchmarks.llama import filled, llama_like, nbytes
 from benchmarks.registry import Measured, Run, measurement
 from benchmarks.timing import interleave
 
@@ -34,34 +34,6 @@ def atlas(preset: str) -> AtlasForCausalLM:
     return AtlasForCausalLM(config).eval()
 
 
-def llama(parameters: int) -> LlamaForCausalLM:
-    """Of the same depth and width, with feed-forward layers as wide as makes up for the memory's parameters."""
-    torch.manual_seed(0)
-    fields: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 2 * max(CONTEXTS),
-    }
-    thin = LlamaForCausalLM(LlamaConfig(**fields, intermediate_size=1)).num_parameters()
-    inner = 1 + max(0, parameters - thin) // (3 * WIDTH * LAYERS)
-    return LlamaForCausalLM(LlamaConfig(**fields, intermediate_size=inner)).eval()
-
-
-def filled(context: int) -> DynamicCache:
-    """A KV cache as `context` tokens would leave it: its size is what decoding costs, not its numbers."""
-    cache = DynamicCache()
-    for layer in range(LAYERS):
-        keys, values = torch.randn(2, 1, HEADS, context, WIDTH // HEADS)
-        cache.update(keys, values, layer)
-    return cache
-
-
-def nbytes(cache: DynamicCache) -> int:
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
-
-
 @torch.inference_mode()
 def seconds_per_token(model: Any, cache: Any) -> float:
     token, start = torch.zeros(1, 1, dtype=torch.long), time.perf_counter()
@@ -73,13 +45,13 @@ def seconds_per_token(model: Any, cache: Any) -> float:
 @torch.inference_mode()
 def decode(preset: str, run: Run) -> Measured:
     ours = atlas(preset)
-    theirs = llama(ours.num_parameters())
+    theirs = llama_like(ours, 2 * max(CONTEXTS))
     contexts = QUICK_CONTEXTS if run.quick else CONTEXTS
     cache, rows, seconds = None, {}, {}
     for context in contexts:
         read = 0 if cache is None else cache.get_seq_length()
         cache = ours.read(torch.randint(VOCABULARY, (1, max(context - read, 1))), cache, progress=False)
-        kept = filled(context)
+        kept = filled(theirs, context)
         taken = interleave(
             {
                 "ours": functools.partial(seconds_per_token, ours, cache),

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from atlas_memory.cli.application import app, console, refused, speak
-from atlas_memory.studies import language_models
+from atlas_memory.studies import language_models, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
+from atlas_memory.tasks import mad
 
 studies = typer.Typer(help="Train and compare many models.", no_args_is_help=True)
 app.add_typer(studies, name="study")
@@ -38,6 +39,7 @@ def study_language_models(
     tokens: Annotated[str | None, typer.Option(help="Each model reads so many: 2M by default.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each model: 3 by default.", min=1)] = None,
     parameters: Annotated[str | None, typer.Option(help="Of each model: 2.9M by default.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Of the tokenizer: 4096 by default.", min=300)] = None,
     models: Annotated[str | None, typer.Option(help=f"With commas between; all: {','.join(MODELS)}.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of every recipe, as optimizer.lr=1e-3.")
@@ -56,6 +58,7 @@ def study_language_models(
             "tokens": None if tokens is None else count(tokens),
             "seeds": seeds,
             "parameters": None if parameters is None else count(parameters),
+            "vocabulary": vocabulary,
             "models": None if models is None else tuple(models.split(",")),
         }
         fields = {name: value for name, value in given.items() if value is not None}
@@ -67,4 +70,66 @@ def study_language_models(
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
     typer.echo((out / language_models.TABLE).read_text(encoding="utf-8"))
+    console.print(f"The study is in {out}", markup=False)
+
+
+ALL_MODELS = ",".join(MODELS)
+Models = Annotated[str, typer.Option(help="With commas between.")]
+Steps = Annotated[int, typer.Option(help="Of each model.", min=1)]
+Seeds = Annotated[int, typer.Option(help="Runs of each model on each task.", min=1)]
+Scale = Annotated[str, typer.Option(help="small (minutes a model) or public.")]
+Out = Annotated[Path, typer.Option(help="Folder of the study; the same folder again goes on with it.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+@studies.command("mqar")
+def study_mqar(
+    out: Out,
+    models: Models = ALL_MODELS,
+    key_widths: Annotated[str, typer.Option(help="Of the memory's heads, with commas between.")] = "8,16,32",
+    steps: Steps = token_tasks.Budget.steps,
+    seeds: Seeds = 1,
+    scale: Scale = "small",
+    quiet: Quiet = False,
+) -> None:
+    """Multi-query associative recall: accuracy against the bytes of the state; a table, JSON and a figure.
+
+    Example: atlas-memory study mqar --models transformer,gated_deltanet --key-widths 8 --steps 20 --out studies/mqar
+    """
+    _study_tokens(out, (token_tasks.MQAR,), models, key_widths, steps, seeds, scale, quiet)
+
+
+@studies.command("mad")
+def study_mad(
+    out: Out,
+    models: Models = ALL_MODELS,
+    tasks: Annotated[str, typer.Option(help="With commas between.")] = ",".join(mad.TASKS),
+    steps: Steps = token_tasks.Budget.steps,
+    seeds: Seeds = 1,
+    scale: Scale = "small",
+    quiet: Quiet = False,
+) -> None:
+    """MAD: six small tasks, and their mean; a table, JSON and a figure.
+
+    Example: atlas-memory study mad --models gated_deltanet --tasks memorization --steps 20 --out studies/mad
+    """
+    _study_tokens(out, tuple(tasks.split(",")), models, "16", steps, seeds, scale, quiet)
+
+
+def _study_tokens(
+    out: Path, tasks: tuple[str, ...], models: str, key_widths: str, steps: int, seeds: int, scale: str, quiet: bool
+) -> None:
+    try:
+        study = token_tasks.Study(
+            tasks,
+            tuple(models.split(",")),
+            tuple(count(width) for width in key_widths.split(",")),
+            seeds,
+            scale,
+            token_tasks.Budget(steps=steps),
+        )
+        token_tasks.run_study(study, out, progress=not quiet)
+    except (ValueError, OSError) as error:
+        raise refused(error) from error
+    typer.echo((out / token_tasks.TABLE).read_text(encoding="utf-8"))
     console.print(f"The study is in {out}", markup=False)

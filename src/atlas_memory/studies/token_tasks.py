@@ -1,0 +1,302 @@
+"""Small models of the family on tasks made of token ids, MQAR and MAD: each trained for one of them, then evaluated.
+
+A trial is one model on one task, minutes long and in a folder of its own; a study that is stopped goes on with the
+first trial that is not finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from atlas_memory.data.batch import IGNORED
+from atlas_memory.data.folders import replace_folder
+from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.files import write_whole
+from atlas_memory.models import AtlasConfig, AtlasForCausalLM
+from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE
+from atlas_memory.tasks import mad, mqar
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.results import Report
+from atlas_memory.tasks.samples import Cell, Examples
+from atlas_memory.train.optimizers import make_optimizers
+from atlas_memory.train.plot import figure_class
+from atlas_memory.train.recipe import OptimizerConfig, ScheduleConfig
+from atlas_memory.train.schedule import factor, set_learning_rate
+
+FINAL, REPORT, MEASURED = "final", "report.json", "measured.json"
+MQAR = "mqar"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What every trial may spend, and the shape all models share."""
+
+    steps: int = 800
+    batch: int = 32
+    lr: float = 3e-3
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 2
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "lr":
+                check_whole(field.name, getattr(self, field.name))
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr!r} must be above 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """key_width: of each of the memory's heads; with it grows what a model can hold."""
+
+    model: str
+    task: str
+    key_width: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_choice("model", self.model, tuple(MODELS))
+        check_choice("task", self.task, (MQAR, *mad.TASKS))
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.task}-{self.key_width}-seed{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    model: str
+    task: str
+    key_width: int
+    seed: int
+    accuracy: float  # mean over the settings of the task
+    state_bytes: int  # of one row, at the end of its longest text
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Which trials, at one scale of the tasks: all combinations."""
+
+    tasks: tuple[str, ...]
+    models: tuple[str, ...] = tuple(MODELS)
+    key_widths: tuple[int, ...] = (16,)
+    seeds: int = 1
+    scale: str = "small"
+    budget: Budget = Budget()
+
+    def __post_init__(self) -> None:
+        check_choice("scale", self.scale, tuple(mqar.SCALES))
+        for width in self.key_widths:
+            check_whole("key_width", width)
+        check_whole("seeds", self.seeds)
+
+    def trials(self) -> list[Trial]:
+        combinations = itertools.product(range(self.seeds), self.tasks, self.key_widths, self.models)
+        return [Trial(model, task, width, seed) for seed, task, width, model in combinations]
+
+
+def run_study(study: Study, out: Path, progress: bool = True) -> list[Measured]:
+    """Every trial that is not finished; results.json and table.md in `out` after each."""
+    trials, found = study.trials(), []
+    for number, trial in enumerate(trials, start=1):
+        folder = out / "trials" / trial.name
+        if not (folder / MEASURED).is_file():
+            run_trial(trial, study, folder, f"{number} of {len(trials)}: {trial.name}", progress)
+        found.append(_finished(folder, study))
+        content = {"study": dataclasses.asdict(study), "trials": [dataclasses.asdict(entry) for entry in found]}
+        write_whole(out / RESULTS, json.dumps(content, indent=1) + "\n")
+        write_whole(out / TABLE, markdown(found))
+    figure(found, out / FIGURE)
+    return found
+
+
+def _finished(folder: Path, study: Study) -> Measured:
+    content = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
+    settings = _settings(study)
+    if content["settings"] != settings:
+        raise ValueError(f"out: {folder} was made with {content['settings']}, not {settings}; choose another folder.")
+    return Measured(**content["measured"])
+
+
+def _settings(study: Study) -> dict[str, object]:
+    return {"scale": study.scale, **dataclasses.asdict(study.budget)}
+
+
+def run_trial(trial: Trial, study: Study, folder: Path, words: str, progress: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pupil = Pupil(trial, study)
+    learn(pupil, _training(trial, study.scale), study.budget, trial.seed, words, progress)
+    pupil.save(folder / FINAL)
+    settings = {"scale": study.scale, "seed": trial.seed}
+    cells = _cells(trial, study.scale)
+    report = evaluate(
+        Request(trial.task, folder / FINAL, cells, folder / REPORT, settings, batch=study.budget.batch), progress=False
+    )
+    measured = Measured(
+        **dataclasses.asdict(trial),
+        accuracy=_mean(report),
+        state_bytes=_state_bytes(pupil.model, max(cell.length for cell in cells)),
+        parameters=pupil.model.num_parameters(),
+    )
+    content = {"settings": _settings(study), "measured": dataclasses.asdict(measured)}
+    write_whole(folder / MEASURED, json.dumps(content, indent=1) + "\n")
+
+
+def _mean(report: Report) -> float:
+    return statistics.mean(result.accuracy for result in report.results)
+
+
+def _state_bytes(model: AtlasForCausalLM, length: int) -> int:
+    return model.read(torch.zeros(1, length, dtype=torch.long), progress=False).nbytes
+
+
+def _training(trial: Trial, scale: str) -> list[Examples]:
+    return mqar.training(scale, trial.seed) if trial.task == MQAR else [mad.training(trial.task, scale, trial.seed)]
+
+
+def _cells(trial: Trial, scale: str) -> list[Cell]:
+    if trial.task == MQAR:
+        return mqar.cells(seed=trial.seed, scale=scale)
+    return mad.cells(seed=trial.seed, tasks=(trial.task,), scale=scale)
+
+
+def _vocabulary(trial: Trial, scale: str) -> int:
+    return mqar.SCALES[scale].vocabulary if trial.task == MQAR else mad.SCALES[scale][trial.task].tokens
+
+
+class Pupil(nn.Module):
+    """A model and, for compression, the decoder that is trained with it; (inputs, targets) → loss."""
+
+    def __init__(self, trial: Trial, study: Study) -> None:
+        super().__init__()
+        torch.manual_seed(trial.seed)
+        budget, row = study.budget, MODELS[trial.model]
+        config = AtlasConfig(
+            preset=row["preset"],
+            backbone=row["backbone"],
+            vocab_size=_vocabulary(trial, study.scale),
+            hidden_size=budget.hidden_size,
+            num_hidden_layers=budget.layers,
+            num_attention_heads=budget.heads,
+            memory_heads=budget.heads,
+            memory={"key_width": trial.key_width},
+            sliding_window=16,  # of the few models that attend too: shorter than what is asked for
+        )
+        self.model = AtlasForCausalLM(config)
+        setting = mad.SCALES[study.scale]["compression"]
+        self.decoder = mad.Decoder(budget.hidden_size, setting) if trial.task == "compression" else None
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        if self.decoder is None:
+            logits = self.model(input_ids=inputs, use_cache=False).logits
+        else:
+            logits = self.decoder(mad.hidden_of_mark(self.model, inputs))
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
+
+    def optimizers(self, lr: float) -> list[torch.optim.Optimizer]:
+        made = make_optimizers(self.model, OptimizerConfig(lr=lr))
+        return made if self.decoder is None else [*made, torch.optim.AdamW(self.decoder.parameters(), lr=lr)]
+
+    def save(self, folder: Path) -> None:
+        with replace_folder(folder) as into:
+            self.model.save_pretrained(into)
+            if self.decoder is not None:
+                self.decoder.save(into)
+
+
+def learn(
+    pupil: Pupil, groups: Sequence[Examples], budget: Budget, seed: int, words: str, progress: bool = True
+) -> list[float]:
+    """So many steps on examples in random order; the losses."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pupil.to(device).train()
+    optimizers, schedule = pupil.optimizers(budget.lr), ScheduleConfig(name="cosine", warmup=budget.steps // 20)
+    losses: list[float] = []
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(elapsed_when_finished=True), console=Console(stderr=True), disable=not progress,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(words, total=budget.steps, loss=float("nan"))
+        for step, (inputs, targets) in enumerate(itertools.islice(_batches(groups, budget.batch, seed), budget.steps)):
+            loss: Tensor = pupil(inputs.to(device), targets.to(device))
+            loss.backward()
+            nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
+            set_learning_rate(optimizers, budget.lr * factor(schedule, step, budget.steps))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+            bar.update(task, advance=1, loss=losses[-1])
+    pupil.eval()
+    return losses
+
+
+def _batches(groups: Sequence[Examples], batch: int, seed: int) -> Iterator[Examples]:
+    """Without end: each batch from one group, drawn by its size; the examples of a group in ever new orders."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([len(group.inputs) for group in groups], dtype=torch.float)
+    streams = [_shuffled(group, batch, random) for group in groups]
+    while True:
+        yield next(streams[int(torch.multinomial(sizes, 1, generator=random))])
+
+
+def _shuffled(group: Examples, batch: int, random: torch.Generator) -> Iterator[Examples]:
+    while True:
+        for chosen in torch.randperm(len(group.inputs), generator=random).split(batch):
+            yield Examples(group.inputs[chosen], group.targets[chosen])
+
+
+def markdown(found: Sequence[Measured]) -> str:
+    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR."""
+    tasks = list(dict.fromkeys(entry.task for entry in found))
+    widths = sorted({entry.key_width for entry in found})
+    columns = [(task, width) for task in tasks for width in widths]
+    titles = [f"key width {width}" if task == MQAR else task for task, width in columns]
+    lines = [f"| model | {' | '.join(titles)} | mean |", "|---" * (len(columns) + 2) + "|"]
+    for model in dict.fromkeys(entry.model for entry in found):
+        cells = [_cell([e for e in found if (e.model, e.task, e.key_width) == (model, *column)]) for column in columns]
+        known = [value for value, _ in cells if value is not None]
+        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {100 * statistics.mean(known):.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(runs: Sequence[Measured]) -> tuple[float | None, str]:
+    if not runs:
+        return None, "–"
+    mean = statistics.mean(run.accuracy for run in runs)
+    size = f" ({runs[0].state_bytes / 1000:,.1f} kB)" if runs[0].task == MQAR else ""
+    return mean, f"{100 * mean:.1f}{size}"
+
+
+def figure(found: Sequence[Measured], path: Path) -> None:
+    """One task: accuracy by the bytes of the state, a line for each model. Several: bars of each model's accuracies."""
+    tasks = list(dict.fromkeys(entry.task for entry in found))
+    drawing = figure_class()(figsize=(9, 4.5), layout="constrained")
+    axes = drawing.add_subplot(ylabel="accuracy", ylim=(0, 1.02))
+    for place, model in enumerate(dict.fromkeys(entry.model for entry in found)):
+        runs = sorted((entry for entry in found if entry.model == model), key=lambda entry: entry.state_bytes)
+        if len(tasks) == 1:
+            axes.plot([run.state_bytes for run in runs], [run.accuracy for run in runs], "o-", label=model)
+        else:
+            means = [statistics.mean([run.accuracy for run in runs if run.task == task] or [0.0]) for task in tasks]
+            axes.bar([number + 0.08 * (place - 4) for number in range(len(tasks))], means, 0.08, label=model)
+    if len(tasks) == 1:
+        axes.set(xscale="log", xlabel="bytes of the state")
+    else:
+        axes.set_xticks(range(len(tasks)), tasks, fontsize="small")
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    drawing.savefig(path, format="png", dpi=120)
