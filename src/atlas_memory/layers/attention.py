@@ -63,10 +63,12 @@ class Attention(nn.Module):
         beside: Tensor | None = None,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
+        last: bool = False,
     ) -> tuple[Tensor, AttentionState]:
         """Mix x (B, T, dim) with what came before it: (B, T, dim), and the state to go on from.
 
-        beside (B, T, dim): the second source. mask (B, T), cu_seqlens (N + 1,): as for `Memory`.
+        beside (B, T, dim): the second source. mask (B, T), cu_seqlens (N + 1,): as for `Memory`. last: as for `Block`;
+        nothing is mixed, and x comes back.
         """
         inputs = [x] if beside is None else [beside, x]
         if len(inputs) != self.sources or any(part.ndim != 3 or part.shape[-1] != self.dim for part in inputs):
@@ -74,7 +76,6 @@ class Attention(nn.Module):
             raise ValueError(f"x must be {self.sources} inputs of shape (batch, tokens, {self.dim}), got {shapes}.")
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         inputs = [packing.unpack(part) for part in inputs]
-        queries = self.query(inputs[-1]).unflatten(-1, (self.heads, self.width))  # (B, T, H, D)
         both = self.key_value(torch.stack(inputs, dim=2)).unflatten(-1, (2, self.heads, self.width))
         keys, values = both.unbind(-3)  # (B, T, S, H, D)
         if state is None:
@@ -84,8 +85,12 @@ class Attention(nn.Module):
             self.check_state(state)
             state.check(packing.rows, keys.device)
             state = state.to(keys.dtype)
+        after = self._after(keys, values, state, packing.lengths)
+        if last:
+            return x, after
+        queries = self.query(inputs[-1]).unflatten(-1, (self.heads, self.width))  # (B, T, H, D)
         answers = self._attend(queries, keys, values, state)
-        return packing.pack(self.output(answers.flatten(-2))), self._after(keys, values, state, packing.lengths)
+        return packing.pack(self.output(answers.flatten(-2))), after
 
     def check_state(self, state: AttentionState) -> None:
         """Raise unless a state has the shape of this layer's; `AttentionState.check` asks for rows and device."""

@@ -86,14 +86,15 @@ class Block(Parts):
     ) -> tuple[Tensor, BlockState]:
         """Read x (B, T, dim): (B, T, dim), and the state to go on from; mask and cu_seqlens as for `Memory`.
 
-        last: nobody asks for the output, only for the state; the feed-forward layer, which has none, is left out.
+        last: only the state is asked for; what the output alone needs is left out, and x means nothing afterwards.
         """
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         self.check_state(state)
         x = packing.unpack(x)
-        update, states = MIXERS[self.mixer].run(self, x, {} if state is None else dict(state.parts), packing.lengths)
-        x = x + update
+        before = {} if state is None else dict(state.parts)
+        update, states = MIXERS[self.mixer].run(self, x, before, packing.lengths, last)
         if not last:
+            x = x + update
             x = x + self.feed_forward(self.feed_forward_norm(x))
         return packing.pack(x), BlockState(states)
 

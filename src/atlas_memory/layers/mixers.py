@@ -1,7 +1,7 @@
 """Token mixers: the ways a memory and attention share a block (docs/method.md, "Backbones"). `MIXERS` is their table.
 
 A mixer takes the block's parts, the residual stream x (B, T, dim) with `lengths` real tokens per row, and the block's
-state; it answers with what is added to the stream and the new states of the parts.
+state; it answers with what is added to the stream and the new states of the parts. last: only the states are asked for.
 """
 
 from __future__ import annotations
@@ -45,34 +45,41 @@ class GatedUnion(nn.Module):
         return self.attended(attended) * torch.sigmoid(self.remembered(remembered))
 
 
-def memory_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+def memory_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool) -> tuple[Tensor, States]:
     """LMM."""
     y, memory = parts.memory(parts.norm(x), state.get("memory"), mask=real_tokens(lengths, x.shape[1]))
     return y, {"memory": memory}
 
 
-def attention_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
-    y, attention = parts.attention(parts.norm(x), state.get("attention"), mask=real_tokens(lengths, x.shape[1]))
+def attention_alone(
+    parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool
+) -> tuple[Tensor, States]:
+    mask = real_tokens(lengths, x.shape[1])
+    y, attention = parts.attention(parts.norm(x), state.get("attention"), mask=mask, last=last)
     return y, {"attention": attention}
 
 
-def memory_as_layer(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+def memory_as_layer(
+    parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool
+) -> tuple[Tensor, States]:
     """MAL: attention over the stream to which the memory has added."""
     mask = real_tokens(lengths, x.shape[1])
     remembered, memory = parts.memory(parts.norm(x), state.get("memory"), mask=mask)
-    attended, attention = parts.attention(parts.between(x + remembered), state.get("attention"), mask=mask)
+    attended, attention = parts.attention(parts.between(x + remembered), state.get("attention"), mask=mask, last=last)
     return remembered + attended, {"memory": memory, "attention": attention}
 
 
-def memory_as_gate(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+def memory_as_gate(parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool) -> tuple[Tensor, States]:
     """MAG: both on the same input."""
     x, mask = parts.norm(x), real_tokens(lengths, x.shape[1])
     remembered, memory = parts.memory(x, state.get("memory"), mask=mask)
-    attended, attention = parts.attention(x, state.get("attention"), mask=mask)
+    attended, attention = parts.attention(x, state.get("attention"), mask=mask, last=last)
     return parts.union(attended, remembered), {"memory": memory, "attention": attention}
 
 
-def memory_as_context(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]) -> tuple[Tensor, States]:
+def memory_as_context(
+    parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool
+) -> tuple[Tensor, States]:
     """MAC: by segments, each on its row's own grid.
 
     Every token asks the memory as it was before the segment, `before`; attention sees these answers beside the tokens
@@ -139,7 +146,7 @@ def real_tokens(lengths: Sequence[int], tokens: int) -> Tensor | None:
 
 
 class Mixer(NamedTuple):
-    run: Callable[[Parts, Tensor, States, Sequence[int]], tuple[Tensor, States]]
+    run: Callable[[Parts, Tensor, States, Sequence[int], bool], tuple[Tensor, States]]
     states: tuple[str, ...]  # of the parts; the first counts the tokens
     memory: bool = False
     attention: str | None = None  # "full", "window", or "segment", which has the memory's answers as a second source
