@@ -85,6 +85,19 @@ def test_a_sharded_run_is_a_plain_run_and_so_are_its_checkpoints(tmp_path: Path)
     assert logged(tmp_path / "plain to sharded") == pytest.approx(losses, rel=1e-4)
 
 
+def test_sharded_runs_keep_the_precision_of_the_recipe(tmp_path: Path) -> None:
+    def first_loss(name: str, processes: int, **loop: str) -> float:
+        fields = tiny_recipe(tmp_path, loop={"steps": 1, **loop})
+        run(processes, write_recipe(tmp_path / f"{name}.yaml", fields), tmp_path / name)
+        return logged(tmp_path / name)[0]
+
+    exact = first_loss("exact", 2)
+    rounded = first_loss("rounded", 1, precision="bfloat16")
+    sharded = first_loss("sharded", 2, precision="bfloat16", sharding="fsdp2")
+    assert rounded != exact
+    assert abs(sharded - rounded) < 0.2 * abs(rounded - exact)
+
+
 def test_sharding_says_what_it_needs(tmp_path: Path) -> None:
     fields = tiny_recipe(tmp_path, loop={"steps": 1, "sharding": "fsdp2"})
     with pytest.raises(ValueError, match="needs several processes"):

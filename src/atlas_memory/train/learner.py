@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from atlas_memory.data import IGNORED, Batch
 from atlas_memory.layers.memory import InitialWeights, Memory
@@ -149,8 +148,8 @@ class Learner:
         sums, monitors = torch.zeros(2, device=self.accelerator.device), []
         for place, part in enumerate(parts):
             last = place == len(parts) - 1
-            # Gradients travel once, after the last pass. Monitors stay until then: activations that are not kept but
-            # computed again must be computed in the same way.
+            # Whole gradients travel once, after the last pass. Monitors stay until then: activations that are not kept
+            # but computed again must be computed in the same way.
             with (
                 self._gradients_travel(last),
                 watched(self.model, watch or penalty > 0) as seen,
@@ -173,10 +172,8 @@ class Learner:
         return Outcome(loss_and_write[0], write, norm, applied, summary(monitors) if watch else {})
 
     def _gradients_travel(self, now: bool) -> contextlib.AbstractContextManager[Any]:
-        if isinstance(self.reader, FSDPModule):
-            self.reader.set_requires_gradient_sync(now)
-            return contextlib.nullcontext()
-        return contextlib.nullcontext() if now else self.accelerator.no_sync(self.reader)
+        # Sharded gradients travel after every pass: kept whole until the last, they would undo the sharding.
+        return contextlib.nullcontext() if now or self.sharded else self.accelerator.no_sync(self.reader)
 
     def _update(self, rate: float, applied: bool) -> None:
         set_learning_rate(self.optimizers, rate)
@@ -190,13 +187,19 @@ class Learner:
     def _read(self, part: Batch, place: int, divisor: float) -> Reading:
         part = part.to(self.accelerator.device)
         if not self.carries:
-            return self.reader(part.model_inputs(), divisor, None, ())
+            return self._call(part.model_inputs(), divisor, None, ())
         known = place < len(self.caches)
         cache = self.caches[place] if known else self.empty_cache()
         fresh = part.fresh.tolist() if known else [True] * len(part.input_ids)
-        reading: Reading = self.reader(part.model_inputs(), divisor, cache, fresh)
+        reading = self._call(part.model_inputs(), divisor, cache, fresh)
         assert reading.cache is not None
         self.caches[place : place + 1] = [reading.cache.detach()]
+        return reading
+
+    def _call(self, *arguments: Any) -> Reading:
+        # What Accelerate has prepared, it calls in the precision of the recipe; what we have sharded, it has not seen.
+        with self.accelerator.autocast() if self.sharded else contextlib.nullcontext():
+            reading: Reading = self.reader(*arguments)
         return reading
 
     def empty_cache(self) -> AtlasCache:

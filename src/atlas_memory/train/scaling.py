@@ -251,7 +251,7 @@ def communication_seconds(plan: Plan, hardware: Hardware, backward: float) -> tu
     """Seconds on the wires, and how many of them can hide: behind backward passes of so many seconds.
 
     DDP: one all-reduce of float32 gradients a step, 2 (n - 1) / n of their bytes through every ring. FSDP2: two
-    all-gathers of the weights in the precision of training, and a reduce-scatter of gradients, for every pass.
+    all-gathers of float32 weights, which autocast rounds afterwards, and a reduce-scatter of gradients, for every pass.
     """
     n, parameters = plan.accelerators, sum(count_parameters(plan.config))
     if n == 1:
@@ -259,8 +259,7 @@ def communication_seconds(plan: Plan, hardware: Hardware, backward: float) -> tu
     once = (n - 1) / n * parameters / hardware.ring(n)
     if plan.strategy == "ddp":
         return 2 * 4 * once, backward
-    width = 2 if plan.precision == "bfloat16" else 4
-    return plan.passes * (2 * width + 4) * once, plan.passes * backward
+    return plan.passes * 3 * 4 * once, plan.passes * backward
 
 
 COLUMNS = (
