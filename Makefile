@@ -40,7 +40,7 @@ format: $(READY)  ## rewrite files: sort imports, fix lint where safe, format
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-demo: $(READY)  ## see a memory learn
+demo: $(READY)  ## a shipped model reads a million tokens, and answers
 	$(BIN)/atlas-memory demo
 
 clean:  ## remove .venv, caches and build products

@@ -3,11 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from atlas_memory.data import DataConfig, RowsConfig, SourceConfig
+from atlas_memory.data import DataConfig, ExerciseConfig, RowsConfig, SourceConfig, options
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,36 @@ from atlas_memory.data import DataConfig, RowsConfig, SourceConfig
 def test_errors_name_the_field_the_value_and_what_is_accepted(kind: Any, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kind(**fields)
+
+
+class Sums:
+    """An exercise whose only option is a number of terms."""
+
+    def __init__(self, options: dict[str, Any], split: str) -> None:
+        pytest.fail("an exercise must not be made to check its options")
+
+    @staticmethod
+    def check(options: dict[str, Any]) -> None:
+        if options["terms"] + 1 < 3:
+            raise ValueError(f"terms={options['terms']!r} must be at least 2.")
+
+
+class Unchecked:
+    """One that checks nothing beforehand."""
+
+
+def test_exercises_check_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"sums": Sums, "unchecked": Unchecked}
+    entries = [SimpleNamespace(name=name, load=lambda kind=kind: kind) for name, kind in known.items()]
+    monkeypatch.setattr(options, "entry_points", lambda group: entries)
+    assert ExerciseConfig("sums", options={"terms": 2}).options == {"terms": 2}
+    assert ExerciseConfig("unchecked", options={"terms": 1}).share == 1
+    with pytest.raises(ValueError, match="terms=1 must be at least 2"):
+        ExerciseConfig("sums", options={"terms": 1})
+    with pytest.raises(ValueError, match=r"options={'terms': 'two'} do not fit sums: .*str"):
+        ExerciseConfig("sums", options={"terms": "two"})
+    with pytest.raises(ValueError, match="exercise='babilong' is not a choice; allowed: sums, unchecked"):
+        ExerciseConfig("babilong")
 
 
 def test_lengths_of_a_curriculum() -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import doctest
+import io
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
-from atlas_memory.cli import app
+from atlas_memory.cli import app, demonstrating
 from atlas_memory.demonstration import Answered, Question, Scene, Show, scene
 from atlas_memory.demonstration.page import write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.models import shipped
-from atlas_memory.tasks.samples import exact_match
+from atlas_memory.tasks.needle import DEPTHS
+from atlas_memory.tasks.samples import up_to_stop
+from atlas_memory.train import DivergedError
 from atlas_memory.train.plot import figure_class
 from tests.tasks.conftest import save_small
 
@@ -50,9 +57,23 @@ def test_reading_is_the_models_own_and_asking_leaves_no_trace(model: Path) -> No
     assert said == show.ask(made.questions)
     assert show.ask(made.questions[::-1]) == said[::-1]
     prompt = torch.tensor([ids + show.tokenizer(f" {made.questions[0].text}")["input_ids"]])
-    generated = show.model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :]
+    most = max(len(question.answer) for question in made.questions) + 1 + 4  # bytes, the end and some more
+    generated = show.model.generate(prompt, max_new_tokens=most, do_sample=False)[0, prompt.shape[1] :]
     text = str(show.tokenizer.decode(generated, skip_special_tokens=True))
-    assert exact_match(text, made.questions[0].answer) == said[0].right
+    assert up_to_stop(text) == said[0].said and len(generated) == most
+
+
+def test_there_is_room_for_an_answer_of_bytes(model: Path) -> None:
+    """A model that says the answer byte by byte is right."""
+    show, question = Show(model), Question("Where is Mary?", "conservatory")
+    list(show.read(Scene(length=0)))
+    after = iter(b" conservatory. Then some")
+
+    def forward(**_: Any) -> Any:
+        return SimpleNamespace(logits=torch.eye(320)[next(after)][None, None])
+
+    show.model.forward = forward  # type: ignore[method-assign, assignment]
+    assert show.ask([question]) == [Answered(question, "conservatory", right=True)]
 
 
 def test_the_end_of_a_scene_is_enough_for_a_window(model: Path) -> None:
@@ -63,7 +84,7 @@ def test_the_end_of_a_scene_is_enough_for_a_window(model: Path) -> None:
 
 def test_needles_lie_at_their_depth() -> None:
     cells = needle_cells((1000,), samples=2)
-    assert [cell.details["depth"] for cell in cells] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [cell.details["depth"] for cell in cells] == list(DEPTHS) == [0.0, 0.25, 0.5, 0.75, 1.0]
     for cell in cells:
         assert cell.sample is not None
         sample = cell.sample(0)
@@ -113,6 +134,61 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert result.exit_code == 2 and "must be one length" in result.output
     result = CliRunner().invoke(app, ["demo", "--model", "absent", "--tokens", "1k", "--out", str(out)])
     assert result.exit_code == 2 and "model='absent' has no config.json" in result.output
+
+
+def test_what_a_model_says_is_no_markup() -> None:
+    wrong = Answered(Question("Where is [b]Mary?", "garden[/]"), "[/x] [red]", right=False)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(demonstrating._table([(wrong, wrong._replace(said="", right=True))]))
+    text = console.export_text(styles=True)
+    assert "[/x] [red]" in text and "Where is [b]Mary?" in text and "garden[/]" in text
+    assert "\x1b[31m[/x]" in text and "\x1b[32m–" in text
+
+
+def refused(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["demo", "--tokens", "1k", *map(str, arguments)])
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading or training is a failure."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(demonstrating, "_read", fail)
+    monkeypatch.setattr(demonstrating, "run_training", fail)
+
+
+@pytest.mark.usefixtures("unread")
+def test_what_cannot_be_written_is_found_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "below"):
+        assert "file' is a file. It should be a folder" in refused("--out", out)
+    assert "must not both be given" in refused("--out", tmp_path / "demo", "--train", "--model", "shipped")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'atlas-memory[figures]'" in refused("--out", tmp_path / "demo")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_training_that_diverges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: object, **__: object) -> None:
+        raise DivergedError("the loss was nan for 3 steps in a row.")
+
+    monkeypatch.setattr(demonstrating, "run_training", diverge)
+    assert "the loss was nan" in refused("--out", tmp_path / "demo", "--train")
+
+
+def test_a_result_that_cannot_be_written_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstrating, "NEEDLE_LENGTHS", (200,))
+    (tmp_path / "needle.json").mkdir()
+    assert "needle.json' is a folder" in refused("--out", tmp_path, "--model", model)
 
 
 def test_shipped_models_are_there_and_small() -> None:

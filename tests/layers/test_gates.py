@@ -52,6 +52,17 @@ def test_hard_gates_reach_their_ends(bias: float, value: float) -> None:
         assert torch.equal(gate, torch.full_like(gate, end)), name
 
 
+@pytest.mark.parametrize(("bias", "moves"), [(9.0, {-1.0}), (0.0, {-1.0, 1.0}), (-9.0, set())])
+def test_a_hard_gate_that_is_open_can_be_closed_and_a_shut_one_stays_shut(bias: float, moves: set[float]) -> None:
+    gates = _gates(small_spec("gated_deltanet", gates="hard"), bias)
+    assert gates.projection is not None
+    for direction in (-1.0, 1.0):
+        gates.zero_grad()
+        (-direction * gates(torch.zeros(1, 1, DIM).double()).step.sum()).backward()
+        moved = -gates.projection.bias.grad.unflatten(0, (HEADS, -1))[:, gates.names.index("step")]
+        assert torch.equal(moved.sign(), torch.full_like(moved, direction if direction in moves else 0.0))
+
+
 def test_hard_gates_reach_their_ends_near_zero_logits() -> None:
     for bias in (-3.0, 3.0):
         gates = _gates(small_spec("omeganet", gates="hard"), bias)(torch.zeros(1, 1, DIM).double())

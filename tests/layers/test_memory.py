@@ -244,5 +244,13 @@ def test_monitors_are_filled() -> None:
     assert memory.gates.projection.bias.grad.any()
 
 
+@pytest.mark.parametrize("preset", ["titans", "gated_deltanet", "transformer", "deep_transformer"])
+def test_monitors_of_nothing(preset: str) -> None:
+    monitors = Monitors()
+    small_memory(preset)(tokens(2, 0), monitors=monitors)
+    assert monitors.surprise.shape == (2, 0, 2)
+    assert monitors.mean_write == 0
+
+
 def test_description_names_the_spec() -> None:
     assert "MemorySpec" in repr(small_memory("titans"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from atlas_memory import presets
-from atlas_memory.models.accounting import SIZES, account, count_parameters, sized_config
+from atlas_memory.models.accounting import SIZES, account, count_parameters, fitted_config, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES
 from tests.models.support import layers_of, small_config, small_model, token_ids
 
@@ -64,7 +66,15 @@ def test_state_a_person_could_serve() -> None:
     assert next(name for name, _ in costs.rows()) == "slow parameters"
 
 
-@pytest.mark.parametrize("call", [lambda: sized_config("7b"), lambda: account(small_config(), context=0)])
-def test_bad_input_is_named(call: object) -> None:
-    with pytest.raises(ValueError, match=r"size='7b' is unknown; known: 170m|context=0"):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sized_config("7b"), "size='7b' is unknown; known: 170m"),
+        (lambda: sized_config("170m", intermediate_size=64), "intermediate_size=64 must be left out"),
+        (lambda: fitted_config(1_000_000, intermediate_size=64), "intermediate_size=64 must be left out"),
+        (lambda: account(small_config(), context=0), "context=0"),
+    ],
+)
+def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         call()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, modeling_utils
+from transformers.utils import hub as transformers_hub
 
 from atlas_memory import AtlasForCausalLM, AtlasModel
 from atlas_memory.models.configuration_atlas import BACKBONES
+from atlas_memory.models.loading import LOADER
 from tests.models.support import layers_of, small_config, small_model, token_ids
 from tests.support import assert_close
 
@@ -73,6 +76,34 @@ def test_base_model_and_head_from_each_other(tmp_path: Path) -> None:
     base.save_pretrained(tmp_path / "base")
     headed = AtlasForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
     assert_close(headed.model(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+class Hub:
+    """In place of the real one: what was uploaded, by its name in the repository."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+
+    def create_repo(self, repo_id: str, **options: Any) -> Any:
+        return SimpleNamespace(repo_id=f"someone/{repo_id}")
+
+    def create_commit(self, operations: list[Any], **options: Any) -> None:
+        self.files = {operation.path_in_repo: str(operation.path_or_fileobj) for operation in operations}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_upload_has_the_loader(again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from a folder that has one: of what was there before, only changed files are uploaded."""
+    hub, card = Hub(), SimpleNamespace(save=lambda path: Path(path).write_text("a card"))
+    for module in (modeling_utils, transformers_hub):
+        monkeypatch.setattr(module, "hf_api", lambda: hub)
+        monkeypatch.setattr(module, "create_and_tag_model_card", lambda *_, **__: card)
+    if again:
+        small_model().save_pretrained(tmp_path / "pushed")
+    small_model().save_pretrained(tmp_path / "pushed", push_to_hub=True)
+    assert {"model.safetensors", "config.json", LOADER} <= set(hub.files)
+    loaded = json.loads(Path(hub.files["config.json"]).read_text())["auto_map"]["AutoModelForCausalLM"]
+    assert f"{loaded.partition('.')[0]}.py" == LOADER
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ def test_nothing_to_read() -> None:
     assert small_model().read([], progress=False).get_seq_length() == 0
 
 
+def test_only_the_model_without_a_head_reads_for_its_cache_alone() -> None:
+    model, ids = small_model(), token_ids(1, 3)
+    with pytest.raises(ValueError, match=r"only_cache=True .* read\(tokens, past_key_values\), or model\.model\("):
+        model(ids, only_cache=True)
+    assert torch.equal(model(ids, labels=ids, only_cache=False).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

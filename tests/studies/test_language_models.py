@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 
 from atlas_memory.cli import app
 from atlas_memory.cli.studying import count
+from atlas_memory.data import train_tokenizer
+from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.studies import language_models
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE, Study, quick_study, run_study
-from atlas_memory.studies.summaries import Result, markdown, summarise
+from atlas_memory.studies.summaries import Result, figure, markdown, summarise
+from atlas_memory.train import Recipe
 from tests.train.support import write_texts
 
 
@@ -48,6 +51,75 @@ def test_a_study_is_continued_and_never_repeated(tmp_path: Path, monkeypatch: py
     assert trained == ["titans-seed0"]
     with pytest.raises(ValueError, match=r"holds gated_deltanet-seed0 with .*=.*another folder"):
         run_study(dataclasses.replace(study, tokens=1024), out, progress=False)
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that stops where its first run would begin."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise InterruptedError("training begins")
+
+    monkeypatch.setattr(language_models, "train", stop)
+
+
+def test_a_tokenizer_is_of_one_study(tmp_path: Path, untrained: None) -> None:
+    study, out = tiny(tmp_path), tmp_path / "study"
+    with pytest.raises(InterruptedError):
+        run_study(study, out, progress=False)
+    files = {path.name: path.read_bytes() for path in (out / "tokenizer").iterdir()}
+    other_texts = str(write_texts(tmp_path / "others"))
+    for change, named in (
+        ({"vocabulary": 400}, r"vocabulary=512, and not 400"),
+        ({"data": other_texts}, r"source\.path='.*texts', and not '.*others'"),
+        ({"changes": (*study.changes, "data.source.limit=5")}, r"source\.limit=None, and not 5"),
+        ({"changes": (*study.changes, "data.validation=0.5")}, r"validation=0\.2, and not 0\.5"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a tokenizer made with {named}; .*another folder"):
+            run_study(dataclasses.replace(study, **change), out, progress=False)
+    assert files == {path.name: path.read_bytes() for path in (out / "tokenizer").iterdir()}
+    with pytest.raises(InterruptedError):  # more seeds are the same study
+        run_study(dataclasses.replace(study, seeds=2), out, progress=False)
+
+
+def test_a_tokenizer_without_a_note_is_known_by_its_vocabulary(tmp_path: Path, untrained: None) -> None:
+    """Studies that began before there were notes go on."""
+    out = tmp_path / "study"
+    tokenizer = train_tokenizer(["a few words, and a few more words"], 270, out / "tokenizer", progress=False)
+    size = vocabulary_size(tokenizer)
+    with pytest.raises(ValueError, match=f"holds a tokenizer made with vocabulary={size}, and not 512"):
+        run_study(tiny(tmp_path), out, progress=False)
+    with pytest.raises(InterruptedError):
+        run_study(tiny(tmp_path, vocabulary=size), out, progress=False)
+
+
+def test_a_tokenizer_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(language_models, "read_documents", interrupted)
+    with pytest.raises(InterruptedError):
+        run_study(tiny(tmp_path), tmp_path / "study", progress=False)
+    assert not list(tmp_path.glob("study/*"))
+
+
+def test_there_is_a_figure_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, out = language_models.train, tmp_path / "study"
+
+    def first_alone(recipe: Recipe, folder: Path, **options: bool) -> Path:
+        if folder.name == "titans-seed0":
+            raise InterruptedError
+        return train(recipe, folder, **options)
+
+    monkeypatch.setattr(language_models, "train", first_alone)
+    with pytest.raises(InterruptedError):
+        run_study(tiny(tmp_path), out, progress=False)
+    assert all((out / name).is_file() for name in (RESULTS, TABLE, FIGURE))
+
+
+def test_a_figure_of_diverged_runs_alone(tmp_path: Path) -> None:
+    figure([Result("a", 0, 1000, True, [64], [9.0], [])], tmp_path / FIGURE)
+    assert (tmp_path / FIGURE).is_file()
 
 
 @pytest.mark.slow
@@ -89,9 +161,11 @@ def test_counts() -> None:
         (["--quick", "--tokens", "many"], "count='many'"),
         (["--quick", "--parameters", "1k"], "parameters=1,000 cannot be met by"),
         (["--data", "nowhere"], "source='nowhere'"),
+        (["--quick", "--set", "model.intermediate_size=64"], "intermediate_size=64 must be left out"),
     ],
 )
 def test_bad_requests_are_named(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["study", "language-models", "--out", str(tmp_path / "study"), *arguments])
     assert result.exit_code == 2
     assert message in result.output
+    assert not (tmp_path / "study").exists()

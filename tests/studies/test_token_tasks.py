@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app
+from atlas_memory.layers import Memory
 from atlas_memory.studies import token_tasks
 from atlas_memory.studies.language_models import FIGURE, RESULTS, TABLE
-from atlas_memory.studies.token_tasks import MQAR, Budget, Measured, Pupil, Study, Trial, learn, markdown, run_study
+from atlas_memory.studies.token_tasks import (
+    MQAR,
+    Budget,
+    Measured,
+    Pupil,
+    Study,
+    Trial,
+    figure,
+    learn,
+    markdown,
+    run_study,
+)
 from atlas_memory.tasks import mad
+from atlas_memory.tasks.evaluation import Request
+from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Examples
 
 TINY = Budget(steps=2, batch=4, hidden_size=16, layers=1)
@@ -37,6 +59,109 @@ def test_every_task_is_learned_evaluated_and_never_repeated(
         run_study(other, tmp_path, progress=False)
 
 
+def test_settings_are_compared_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a trial that would come last."""
+    run_study(Study(("memorization",), ("titans",), (8,), budget=TINY), tmp_path, progress=False)
+    monkeypatch.setattr(token_tasks, "run_trial", lambda *_: pytest.fail("it trained"))
+    other = dataclasses.replace(TINY, steps=3)
+    with pytest.raises(ValueError, match="choose another folder"):
+        run_study(Study(("memorization",), ("gated_deltanet", "titans"), (8,), budget=other), tmp_path, progress=False)
+
+
+def test_evaluations_know_all_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an evaluation of a model of another budget must not be gone on with."""
+    asked = []
+    evaluate = token_tasks.evaluate
+
+    def watched(request: Request, progress: bool) -> Report:
+        asked.append(request.settings)
+        return evaluate(request, progress=progress)
+
+    monkeypatch.setattr(token_tasks, "evaluate", watched)
+    run_study(Study(("memorization",), ("gated_deltanet",), (8,), budget=TINY), tmp_path, progress=False)
+    assert asked == [{"scale": "small", "seed": 0, **dataclasses.asdict(TINY)}]
+
+
+def test_a_trial_that_was_stopped_begins_anew(tmp_path: Path) -> None:
+    """What is left of an evaluation may be of other weights than those trained now, and must not stand in the way."""
+    study = Study(("memorization",), ("gated_deltanet",), (8,), budget=TINY)
+    left = tmp_path / "trials" / study.trials()[0].name / f"{token_tasks.REPORT}.work" / "finished.json"
+    left.parent.mkdir(parents=True)
+    left.write_text(json.dumps({"settings": {"model_digest": "another"}, "finished": []}), encoding="utf-8")
+    assert len(run_study(study, tmp_path, progress=False)) == 1
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, steps: Callable[[int], bool]) -> None:
+    """Where `steps` says so, the loss is not a number, and neither are its gradients."""
+    forward, calls = Pupil.forward, itertools.count()
+
+    def broken(pupil: Pupil, inputs: Tensor, targets: Tensor) -> Tensor:
+        return forward(pupil, inputs, targets) * (float("nan") if steps(next(calls)) else 1.0)
+
+    monkeypatch.setattr(Pupil, "forward", broken)
+
+
+def test_a_step_that_is_not_finite_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(("memorization",), ("gated_deltanet",), (8,), budget=dataclasses.replace(TINY, steps=30))
+    poisoned(monkeypatch, lambda call: call % 10 != 9)  # nine of ten
+    pupil, groups = Pupil(study.trials()[0], study), [mad.training("memorization")]
+    before = {name: parameter.clone() for name, parameter in pupil.named_parameters()}
+    losses = learn(pupil, groups, study.budget, 0, "", progress=False)
+    assert [math.isfinite(loss) for loss in losses] == [call % 10 == 9 for call in range(30)]
+    assert all(parameter.isfinite().all() for parameter in pupil.parameters())
+    assert any(not torch.equal(before[name], parameter) for name, parameter in pupil.named_parameters())
+
+
+@pytest.mark.parametrize("steps", [3, 40])
+def test_a_trial_that_diverges_is_a_result(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = dataclasses.replace(TINY, steps=steps)
+    study = Study((MQAR,), ("gated_deltanet", "transformer"), (8,), budget=budget)
+    poisoned(monkeypatch, lambda call: call < min(steps, 10))  # the first model alone
+    broken, sound = run_study(study, tmp_path, progress=False)
+    assert (broken.diverged, broken.accuracy, sound.diverged) == (True, 0.0, False)
+    assert broken.state_bytes > 0
+    assert "| `gated_deltanet` | diverged (" in (tmp_path / TABLE).read_text(encoding="utf-8")
+    monkeypatch.setattr(token_tasks, "run_trial", lambda *_: pytest.fail("it was finished"))
+    assert run_study(study, tmp_path, progress=False) == [broken, sound]
+
+
+@pytest.mark.parametrize("model", ["gated_deltanet", "transformer"])
+def test_weights_that_grow_too_large_diverge(model: str, tmp_path: Path) -> None:
+    study = Study(("memorization",), (model,), (8,), budget=dataclasses.replace(TINY, lr=1e37))
+    assert run_study(study, tmp_path, progress=False)[0].diverged
+
+
+class Breaking(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.param_groups[0]["params"][0].fill_(float("inf"))
+
+
+def test_weights_that_the_last_step_broke_diverge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pupil, "optimizers", lambda pupil, lr: [Breaking(pupil.parameters(), lr)])
+    study = Study(("memorization",), ("transformer",), (8,), budget=dataclasses.replace(TINY, steps=1))
+    assert run_study(study, tmp_path, progress=False)[0].diverged
+
+
+def test_a_model_that_cannot_be_evaluated_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finite weights, with which activations are not; any other error is one."""
+    study = Study(("memorization",), ("gated_deltanet",), (8,), budget=TINY)
+
+    def failing(message: str) -> None:
+        def evaluate(*_: object, **__: object) -> Report:
+            raise ValueError(message)
+
+        monkeypatch.setattr(token_tasks, "evaluate", evaluate)
+
+    failing("out='x' is a folder")
+    with pytest.raises(ValueError, match="is a folder"):
+        run_study(study, tmp_path, progress=False)
+    with pytest.raises(ValueError, match="NaN") as raised:
+        Memory(8, 1)(torch.full((1, 3, 8), float("nan")))
+    failing(str(raised.value))
+    assert run_study(study, tmp_path, progress=False)[0].diverged
+
+
 @pytest.mark.parametrize("task", ["memorization", "compression"])
 def test_losses_fall(task: str) -> None:
     """Of a few examples that are seen again and again."""
@@ -53,15 +178,65 @@ def test_data_are_the_same_for_all_models() -> None:
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
 
 
-def test_tables() -> None:
-    def entry(model: str, task: str, width: int, accuracy: float) -> Measured:
-        return Measured(model, task, width, 0, accuracy, 1000 * width, 5000)
+def entry(
+    model: str, task: str, width: int, accuracy: float, seed: int = 0, size: int = 1000, diverged: bool = False
+) -> Measured:
+    return Measured(model, task, width, seed, accuracy, size * width, 5000, diverged)
 
+
+def test_tables() -> None:
     sizes = markdown([entry("a", MQAR, 8, 0.25), entry("a", MQAR, 16, 0.5), entry("b", MQAR, 8, 1.0)])
     assert "| `a` | 25.0 (8.0 kB) | 50.0 (16.0 kB) | 37.5 |" in sizes
     assert "| `b` | 100.0 (8.0 kB) | – | 100.0 |" in sizes
     tasks = markdown([entry("a", "memorization", 16, 0.25), entry("a", "compression", 16, 0.75)])
     assert "| `a` | 25.0 | 75.0 | 50.0 |" in tasks
+    one, other = entry("a", "memorization", 16, 0.5), entry("a", "memorization", 16, 0.0, seed=1, diverged=True)
+    assert "| `a` | 25.0 (1 diverged) | 25.0 |" in markdown([one, other])
+    assert "| `a` | diverged | 0.0 |" in markdown([other])
+
+
+def drawn(found: list[Measured], path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The axes of the figure."""
+    made: list[Any] = []
+    kind = token_tasks.figure_class()
+
+    def make(**options: object) -> Any:
+        made.append(kind(**options))
+        return made[-1]
+
+    monkeypatch.setattr(token_tasks, "figure_class", lambda: make)
+    figure(found, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    return made[0].axes[0]
+
+
+@pytest.mark.parametrize("models", [1, 2, 9, 12])
+def test_bars_stand_around_the_name_of_their_task(models: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ("memorization", "compression")
+    found = [entry(f"model {n}", task, 16, 0.5) for n in range(models) for task in tasks]
+    bars = drawn(found, tmp_path / FIGURE, monkeypatch).patches
+    for place in range(len(tasks)):
+        edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars[place :: len(tasks)]]
+        assert statistics.mean(sum(pair) / 2 for pair in edges) == pytest.approx(place)
+        assert max(right for _, right in edges) - min(left for left, _ in edges) < 1  # apart from the next task's
+
+
+def test_a_line_goes_through_the_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [entry("a", MQAR, width, 0.1 * width * (seed + 1), seed) for seed in range(2) for width in (4, 2)]
+    (line,) = drawn(found, tmp_path / FIGURE, monkeypatch).lines
+    assert [tuple(point) for point in line.get_xydata()] == [(2000, pytest.approx(0.3)), (4000, pytest.approx(0.6))]
+
+
+@pytest.mark.parametrize("name", ["mad", "mqar", "language-models"])
+def test_matplotlib_is_asked_for_before_anything_is_done(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    arguments = ["--quick"] if name == "language-models" else ["--steps", "1"]
+    result = CliRunner().invoke(app, ["study", name, *arguments, "--out", str(tmp_path / "study")])
+    assert result.exit_code == 2
+    assert "needs matplotlib: pip install 'atlas-memory[figures]'" in result.output
+    assert not (tmp_path / "study").exists()
 
 
 def test_commands(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_the_place_is_that_of_the_seed(tmp_path: Path) -> None:
 def test_what_has_no_full_stop_is_cut(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(TEXT + "word " * 50_000 + "end. " + TEXT * 3)
     assert max(map(len, take(str(tmp_path), "1", 60))) <= LONGEST
+
+
+def test_a_book_of_one_line_is_not_held(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    # Of two bytes each, after one of one: blocks end within a character.
+    book.write_text("." + "éüöäéüöäé üöäéüöäé üöäéüöä éüöäéüöäé üöäéüöä éüöä éüöä. " * 60_000, encoding="utf-8")
+    sentences = open_background(str(book)).sentences("1")
+    tracemalloc.start()
+    try:
+        found = {next(sentences) for _ in range(8000)}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == {"éüöäéüöäé üöäéüöäé üöäéüöä éüöäéüöäé üöäéüöä éüöä éüöä."}
+    assert peak < 2_000_000 < book.stat().st_size / 3
 
 
 def test_files_without_sentences(tmp_path: Path) -> None:

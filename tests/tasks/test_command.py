@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app
+from atlas_memory.tasks import lm
 from tests.tasks.conftest import save_small
 
 
@@ -59,3 +61,29 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
         code, _, stderr = run("eval", *arguments, "--model", byte_model, "--out", out)
         assert code == 2 and stderr.startswith(message), stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_perplexities_as_json(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "lm.json"
+    monkeypatch.setattr(lm, "evaluate", lambda *_, **__: [lm.Bucket(0, 128, 5, 1.0), lm.Bucket(128, 256, 5, math.nan)])
+    code, stdout, stderr = run("eval", "lm", "--model", tmp_path / "a[/b]", "--out", out)
+    assert code == 0, stderr
+    assert "a[/b] on builtin" in " ".join(stdout.split())
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    first, second = json.loads(out.read_text(), parse_constant=refuse)
+    assert first["loss"] == 1.0 and first["perplexity"] == pytest.approx(math.e)
+    assert second == {"begin": 128, "end": 256, "tokens": 5, "loss": None, "perplexity": None}
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_output_that_cannot_be_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(lm, "evaluate", fail)
+    for out, message in ((tmp_path, "is a folder"), (tmp_path / "absent" / "lm.json", "does not exist")):
+        code, _, stderr = run("eval", "lm", "--model", "any", "--out", out)
+        assert code == 2 and stderr.startswith("error: out=") and message in stderr

@@ -144,19 +144,33 @@ evaluate(request(Path(sys.argv[1]), Path(sys.argv[2]), batch=2, step=100, save_e
 
 def test_killed_it_goes_on_where_it_was(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, calm = tmp_path / "out.json", tmp_path / "calm.json"
-    command = [sys.executable, "-c", KILLED, str(byte_model), str(out), "11"]  # in the middle of a batch
+    # In the middle of a batch, two hundred tokens before its end: not yet so far that this model would have forgotten.
+    command = [sys.executable, "-c", KILLED, str(byte_model), str(out), "18"]
     killed = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not out.exists()
-    before = WorkFolder(out, request(byte_model, out, batch=2, step=100).all_settings()).finished
-    tokens: list[int] = []
-    take = TokenRow.take
-    monkeypatch.setattr(TokenRow, "take", lambda self, n: [tokens.append(1), take(self, n)][1])
-    evaluate(request(byte_model, out, batch=2, step=100), progress=False)
-    went_on = len(tokens)
-    tokens.clear()
-    evaluate(request(byte_model, calm, batch=2, step=100), progress=False)
-    assert before and went_on < len(tokens)  # not from the start
+    work = WorkFolder(out, request(byte_model, out, batch=2, step=100).all_settings())
+    before, reading = work.finished, work.load_reading(1, 0)
+    assert reading is not None and all(100 < len(place["waiting"]) < 300 for place in reading[1])
+    said: dict[Path, list[list[str]]] = {out: [], calm: []}
+    taken = {out: 0, calm: 0}
+    take, answers = TokenRow.take, StreamReader.answers
+    for file in (out, calm):
+
+        def counting(row: TokenRow, count: int, file: Path = file) -> list[int]:
+            taken[file] += 1
+            return take(row, count)
+
+        def listening(reader: StreamReader, *arguments: Any, file: Path = file) -> list[str]:
+            said[file].append(answers(reader, *arguments))
+            return said[file][-1]
+
+        monkeypatch.setattr(TokenRow, "take", counting)
+        monkeypatch.setattr(StreamReader, "answers", listening)
+        evaluate(request(byte_model, file, batch=2, step=100), progress=False)
+    assert before and taken[out] < taken[calm]  # not from the start
+    # The first batch that it went on with had been begun; it is answered as by one who read it in one go.
+    assert said[out] == said[calm][len(before) :] and len({text for batch in said[out] for text in batch}) > 1
     assert without_times(json.loads(out.read_text())) == without_times(json.loads(calm.read_text()))
 
 
@@ -167,11 +181,57 @@ def test_work_of_another_evaluation_is_not_taken(byte_model: Path, tmp_path: Pat
         evaluate(request(byte_model, out), progress=False)
 
 
+def stopped(asked: Request) -> None:
+    """Leave the work of one batch."""
+    WorkFolder(asked.out, asked.all_settings()).add(Finished(0, 0, [1.0]))
+
+
+def test_work_with_another_model_is_not_taken(tmp_path: Path) -> None:
+    """The folder is the same, but not what is in it."""
+    out, model = tmp_path / "out.json", save_small(tmp_path / "model", 320)
+    stopped(request(model, out))
+    assert WorkFolder(out, request(model, out).all_settings()).finished
+    for file in ("config.json", "model.safetensors"):
+        content = (model / file).read_bytes()
+        (model / file).write_bytes(content + b" ")
+        with pytest.raises(ValueError, match=r"work of another evaluation, with model_digest='\w+\.\.\.\w+'; remove"):
+            evaluate(request(model, out), progress=False)
+        (model / file).write_bytes(content)
+    assert WorkFolder(out, request(model, out).all_settings()).finished
+
+
+@pytest.mark.parametrize("name", ["facts", "background", "book"])
+def test_work_with_other_files_is_not_taken(byte_model: Path, tmp_path: Path, name: str) -> None:
+    out, file = tmp_path / "out.json", tmp_path / "qa1.txt"
+    file.write_text("1 Mary moved to the office.\n")
+    asked = request(byte_model, out, settings={name: str(file)})
+    stopped(asked)
+    assert WorkFolder(out, asked.all_settings()).finished
+    file.write_text("1 Mary moved to the garden.\n")
+    with pytest.raises(ValueError, match=rf"work of another evaluation, with {name}_digest="):
+        evaluate(asked, progress=False)
+
+
+def test_what_is_compared_is_not_in_the_report(byte_model: Path, tmp_path: Path) -> None:
+    settings = {"facts": "simulator", "background": "builtin"}
+    report = evaluate(request(byte_model, tmp_path / "out.json", settings=settings), progress=False)
+    assert report.settings == settings
+    assert set(json.loads((tmp_path / "out.json").read_text())) == {"model", "evaluation", "settings", "results"}
+
+
+def test_a_refusal_is_short(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    WorkFolder(out, {"same": 1, "files": {str(number): "x" * 99 for number in range(99)}}).add(Finished(0, 0))
+    with pytest.raises(ValueError, match=r"with files=\{.*\}, seed=None; remove") as refusal:
+        WorkFolder(out, {"same": 1, "seed": 2})
+    assert len(str(refusal.value)) < 700 and "same" not in str(refusal.value)
+
+
 def test_requests_are_checked_before_any_work(byte_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json; accepted: a folder written by save_pretrained"):
         request(tmp_path, tmp_path / "out.json")
     with pytest.raises(ValueError, match="batch=0 must be a whole number"):
         request(byte_model, tmp_path / "out.json", batch=0)
-    with pytest.raises(RuntimeError, match="does not exist"):
+    with pytest.raises(ValueError, match="does not exist"):
         request(byte_model, tmp_path / "absent" / "out.json")
     assert os.listdir(tmp_path) == []

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
 from atlas_memory.data import IGNORED
+from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.tasks.evaluation import Request, evaluate
-from atlas_memory.tasks.mad import PUBLIC, SCALES, SCORED, TASKS, Decoder, Setting, cells, generate, training
+from atlas_memory.tasks.mad import (
+    PUBLIC,
+    SCALES,
+    SCORED,
+    TASKS,
+    Decoder,
+    Setting,
+    cells,
+    decoded,
+    generate,
+    hidden_of_mark,
+    training,
+)
 from tests.tasks.conftest import save_small
 
 
@@ -57,20 +71,25 @@ def test_recall(task: str) -> None:
 
 
 def test_fuzzy_recall() -> None:
-    """Wherever something is asked, the same key and value stood further left, and the answer is the next token."""
-    longest = 0
+    """What is asked is the value of a key that stood further left, all of it; of a new key nothing is asked."""
+    lengths, asked = set(), 0
     for inputs, targets in rows("fuzzy_recall"):
-        asked = [place for place, target in enumerate(targets) if target != IGNORED]
-        assert asked
-        for place in asked:
-            assert place + 1 == len(inputs) or targets[place] == inputs[place + 1]
-            assert targets[place] >= 8
-        runs, key = [], 0
-        for token in inputs:
-            key = key + 1 if token < 8 else 0
-            runs.append(key)
-        longest = max(longest, *runs)
-    assert longest == 3
+        # Keys are of the first half of the vocabulary, values of the second: each run of either is one word.
+        words = [tuple(run) for _, run in itertools.groupby(inputs, key=lambda token: token >= 8)]
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        place = 0
+        for key, value in list(zip(words[::2], words[1::2], strict=False))[:-1]:  # the last may be cut
+            end = place + len(key) + len(value)
+            assert all(token < 8 for token in key) and value == known.get(key, value)
+            # The token before each token of the value asks for it.
+            expected = [*value] if key in known else [IGNORED] * len(value)
+            assert targets[place:end] == [IGNORED] * (len(key) - 1) + expected + [IGNORED]
+            asked += key in known
+            known[key] = value
+            lengths |= {len(key), len(value)}
+            place = end
+        assert len(inputs) - place <= 4 * 3  # two pairs at most were left out
+    assert lengths == {1, 2, 3} and asked > 40
 
 
 def test_selective_copying() -> None:
@@ -98,6 +117,19 @@ def test_compression_is_scored_by_the_decoder_beside_the_model(tmp_path: Path) -
     (result,) = evaluate(request, progress=False).results
     targets = generate("compression", SCALES["small"]["compression"], 20, seed=0).targets[:, :-1]
     assert result.accuracy == pytest.approx(float((targets == 3).float().mean()))
+
+
+def test_a_decoder_keeps_its_sizes(tmp_path: Path) -> None:
+    model = AtlasForCausalLM.from_pretrained(save_small(tmp_path, 32))
+    setting = Setting(vocabulary=6, length=9, marks=1)
+    decoder = Decoder(16, setting)
+    decoder.save(tmp_path)
+    inputs = generate("compression", setting, 4, seed=0).inputs
+    with torch.no_grad():
+        expected = decoder(hidden_of_mark(model, inputs)).argmax(-1)
+    assert torch.equal(decoded(model, inputs), expected)
+    with pytest.raises(ValueError, match=r"is for 9 tokens, but these examples have 8; choose the scale"):
+        decoded(model, inputs[:, 1:])
 
 
 def test_memorization_has_one_dictionary() -> None:

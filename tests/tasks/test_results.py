@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from atlas_memory.tasks import figures
-from atlas_memory.tasks.results import Report, Result
+from atlas_memory.tasks.results import Report, Result, peak_rss_mb
 
 
 def report(*details: dict[str, Any]) -> Report:
     results = [
-        Result(task, length, 10, 0.5, 0.2, 0.8, 1e5, 300.0, length, length, row)
-        for task in ("qa1", "qa2")
-        for length in (0, 4000)
+        Result(task, length, 10, accuracy, accuracy / 2, 1.0, 1e5, 300.0, length, length, row)
+        for task, accuracies in (("qa1", (0.2, 0.4)), ("qa2", (0.8, 0.7)))
+        for length, accuracy in zip((0, 4000), accuracies, strict=True)
         for row in details or ({},)
     ]
     return Report("babilong", "folder/model", {}, results)
@@ -27,7 +29,30 @@ def test_the_table_has_means_and_fits_a_terminal() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(report().table())
     text = console.export_text()
-    assert "…" not in text and text.count("mean") == 2 and "50.0%" in text and "4K" in text
+    assert "…" not in text and text.count("mean") == 2 and "55.0%" in text and "4K" in text
+
+
+@pytest.mark.parametrize("details", [{}, {"depth": 0.5}, {"depth": 0.5, "pairs": 4}])
+def test_means_stand_below_what_they_are_of(details: dict[str, Any]) -> None:
+    columns = {str(column.header): list(column.cells) for column in report(details).table().columns}
+    assert columns["task"][-2:] == ["mean", "mean"] and columns["length"][-2:] == ["0K", "4K"]
+    assert columns["accuracy"] == ["20.0%", "40.0%", "80.0%", "70.0%", "50.0%", "55.0%"]
+    assert all(columns[name][-2:] == ["", ""] for name in (*details, "samples", "low"))
+
+
+def test_a_title_is_no_markup() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Report("babilong", "runs/[bold]/model[/x]", {}, report().results).table())
+    assert "babilong: runs/[bold]/model[/x]" in console.export_text()
+
+
+def test_the_most_memory_without_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    assert 10 < peak_rss_mb() < 1e6
+    memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=3 * 2**20))
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=lambda: memory))
+    assert peak_rss_mb() == 3.0
 
 
 @pytest.mark.parametrize("kind", ["curves", "heat maps", "bars"])

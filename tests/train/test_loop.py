@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from atlas_memory.ops import MemoryState
 from atlas_memory.train import DivergedError, Recipe, train
 from atlas_memory.train import loop as loop_module
 from atlas_memory.train.checkpoint import Checkpoints, DamagedCheckpointError, verify
-from atlas_memory.train.learner import Learner, Reader
+from atlas_memory.train.learner import Learner, Reader, watched
+from atlas_memory.train.records import LOG, read_log
+from atlas_memory.train.runs import find
+from tests.models.support import small_model, token_ids
 from tests.train.support import SEGMENTS, STEPS, cut_back, logged, tiny_recipe, weights
 
 
@@ -73,6 +77,15 @@ def test_resuming_is_exact(tmp_path: Path, variant: str) -> None:
     assert logged(resumed, "validation_loss") == logged(whole, "validation_loss")
 
 
+def test_rows_begin_new_documents_at_different_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests of resuming and of several processes rely on."""
+    asked: list[list[bool]] = []
+    forward = Reader.forward
+    monkeypatch.setattr(Reader, "forward", lambda self, *args: asked.append(list(args[3])) or forward(self, *args))
+    trained(tmp_path, "run", data=tiny_recipe(tmp_path)["data"] | SEGMENTS, evaluation={"every": 0})
+    assert any(any(fresh) and not all(fresh) for fresh in asked[: STEPS - 2])
+
+
 def test_the_loss_falls_and_the_model_is_a_folder_of_transformers(tmp_path: Path) -> None:
     run = trained(tmp_path, "run", loop={"steps": 25}, checkpoint={"every": 0})
     losses = logged(run)
@@ -92,15 +105,15 @@ def test_accumulation_changes_nothing(tmp_path: Path, kind: str) -> None:
 
 
 def test_monitors_only_look(tmp_path: Path) -> None:
-    watched = trained(tmp_path, "watched", data=tiny_recipe(tmp_path)["data"] | SEGMENTS)
+    looked_at = trained(tmp_path, "watched", data=tiny_recipe(tmp_path)["data"] | SEGMENTS)
     blind = trained(
         tmp_path,
         "blind",
         data=tiny_recipe(tmp_path)["data"] | SEGMENTS,
         logging={"every": 1, "monitors": False, "tensorboard": False},
     )
-    assert same(watched, blind)
-    assert logged(watched, "memory_norm")
+    assert same(looked_at, blind)
+    assert logged(looked_at, "memory_norm")
     assert not logged(blind, "memory_norm")
 
 
@@ -110,6 +123,17 @@ def test_a_penalty_makes_memories_write_less(tmp_path: Path) -> None:
     assert logged(held, "write")[-1] < 0.9 * logged(free, "write")[-1]
     later = trained(tmp_path, "later", loop={"steps": 20, "write_penalty": 100.0, "write_penalty_from": 20})
     assert same(later, free)
+
+
+def test_rows_that_begin_do_not_thin_the_penalty() -> None:
+    """Asking for the state they begin with is no reading."""
+    model = small_model(preset="gated_deltanet").train()
+    ids, fresh = token_ids(2, 8), [True, False]
+    with watched(model) as alone:
+        cache = model(ids).past_key_values
+    with watched(model) as restarted:
+        model.model(ids, past_key_values=cache, fresh=fresh)
+    assert len(restarted) == len(alone) > 0
 
 
 def test_a_run_starts_from_a_saved_model(tmp_path: Path) -> None:
@@ -218,6 +242,27 @@ class TestCheckpoints:
         kept = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
         assert kept == [2, 5, 6]
 
+    def test_a_loss_that_is_no_number_is_never_the_best(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        losses = iter([float("nan"), 1.0, 3.0, float("inf"), 5.0, 6.0])
+        monkeypatch.setattr(Learner, "loss", lambda self, batches: next(losses))
+        run = trained(tmp_path, "run", evaluation={"every": 1}, checkpoint={"every": 1, "keep": 2})
+        kept = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
+        assert kept == [2, 5, 6]
+        for line in (run / LOG).read_text(encoding="utf-8").splitlines():
+            json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+        assert read_log(run)[1]["validation_loss"] != read_log(run)[1]["validation_loss"]  # NaN
+
+    def test_other_folders_and_later_checkpoints_are_left_alone(self, tmp_path: Path) -> None:
+        first = trained(tmp_path, "run", loop={"steps": 3}, checkpoint={"every": 1, "keep": 1}, evaluation={"every": 0})
+        (first / "checkpoints" / "step-00000003-copy").mkdir()
+        later = first / "checkpoints" / "step-00000009"
+        later.mkdir()  # damaged
+        trained(
+            tmp_path, "run", resume=True, loop={"steps": 4}, checkpoint={"every": 1, "keep": 1}, evaluation={"every": 0}
+        )
+        kept = sorted(path.name for path in (first / "checkpoints").iterdir())
+        assert kept == ["step-00000003-copy", "step-00000004", "step-00000009"]
+
     @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "no manifest"])
     def test_damage_is_detected_and_the_one_before_is_used(
         self, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
@@ -241,15 +286,23 @@ class TestCheckpoints:
             trained(tmp_path, "run")
         assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
-    def test_a_folder_with_a_run_is_not_overwritten(self, tmp_path: Path) -> None:
-        trained(tmp_path, "run")
+    @pytest.mark.parametrize("left", ["checkpoints", "final", "log.jsonl", "tokenizer"])
+    def test_a_folder_with_a_run_is_not_overwritten(self, tmp_path: Path, left: str) -> None:
+        (tmp_path / "run" / left).mkdir(parents=True)
         with pytest.raises(ValueError, match="holds a run already"):
             trained(tmp_path, "run")
 
+    def test_a_tokenizer_of_another_recipe_is_refused(self, tmp_path: Path) -> None:
+        trained(tmp_path, "run", loop={"steps": 1}, tokenizer={"vocabulary": 300})
+        with pytest.raises(ValueError, match="trained by another recipe"):
+            trained(tmp_path, "run", resume=True, loop={"steps": 2}, tokenizer={"vocabulary": 310})
+
     def test_another_model_is_refused(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        trained(tmp_path, "run")
+        run = trained(tmp_path, "run")
+        before = (run / loop_module.RECIPE).read_bytes()
         with pytest.raises(ValueError, match="another model"):
             trained(tmp_path, "run", resume=True, model=tiny_recipe(tmp_path)["model"] | {"num_hidden_layers": 1})
+        assert (run / loop_module.RECIPE).read_bytes() == before
         assert "model.num_hidden_layers was 2, and is 1" in caplog.text
 
     def test_nothing_to_resume_from_is_a_beginning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,4 +327,9 @@ def test_runs_end_where_the_data_do(tmp_path: Path, caplog: pytest.LogCaptureFix
     data = tiny_recipe(tmp_path)["data"] | {"rows": {"batch": 4, "length": 200, "epochs": 1}}
     run = trained(tmp_path, "run", data=data, loop={"steps": 50})
     assert "The data ended" in caplog.text
-    assert 1 <= len(logged(run)) < 50
+    steps = len(logged(run))
+    assert 1 <= steps < 50
+    assert logged(run, "data_ended") == [True]
+    assert read_log(run)[-2]["step"] == steps  # validated at the end
+    assert (run / "checkpoints" / f"step-{steps:08d}").is_dir()
+    assert find([run])[0].row()[-1] == "yes"

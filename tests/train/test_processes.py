@@ -51,6 +51,19 @@ def test_two_processes_are_one_and_their_checkpoints_too(tmp_path: Path) -> None
     assert logged(tmp_path / "one to two") == pytest.approx(losses, rel=TOLERANCE)
 
 
+def test_a_process_whose_documents_have_ended_waits_for_the_others(tmp_path: Path) -> None:
+    rows = {"kind": "segments", "batch": 2, "length": 12, "epochs": 1}
+    data = {"rows": rows, "validation": 0.0}
+    fields = tiny_recipe(tmp_path, data=data, loop={"steps": 50}, evaluation={"every": 0})
+    for text in sorted((tmp_path / "texts").iterdir())[2:]:
+        text.unlink()
+    (tmp_path / "texts" / "01.txt").write_text("A long text. " * 12, encoding="utf-8")
+    recipe = write_recipe(tmp_path / "recipe.yaml", fields)
+    run(1, recipe, tmp_path / "one")
+    run(2, recipe, tmp_path / "two")
+    assert logged(tmp_path / "two") == pytest.approx(logged(tmp_path / "one"), rel=TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_processes_are_one_with_packed_rows(tmp_path: Path, optimizer: str) -> None:

@@ -70,6 +70,17 @@ def test_overrides(tmp_path: Path) -> None:
         ("  steps: 5", "  patience: 3", 8, "loop.steps: must be given."),
         ("optimizer:", "optimiser:", 6, "optimiser: is unknown; did you mean optimizer?"),
         ("loop:", "loop:\n  steps: 4", 10, "steps is given twice."),
+        ("  preset: titans", "  size: 340q", 2, "model.size: size='340q' is unknown; known: 170m"),
+        ("  preset: titans", "  size: 340m\n  preset: titanic", 3, "titanic"),
+        ("  preset: titans", "  size: 340m\n  memory: {chnk: 3}", 3, "model.memory: memory={'chnk': 3} does not fit"),
+        (
+            "  preset: titans",
+            "  size: 340m\n  layer_types: [atlas]",
+            3,
+            "must name a type for each of num_hidden_layers=24",
+        ),
+        ("  preset: titans", "  size: 340m\n  num_attention_heads: 7", 1, "hidden_size=1024 must be an even multiple"),
+        ("  preset: titans", "  size: 340m\n  intermediate_size: 64", 3, "intermediate_size=64 must be left out"),
     ],
 )
 def test_errors_name_the_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
@@ -77,6 +88,73 @@ def test_errors_name_the_line(tmp_path: Path, old: str, new: str, line: int, mes
         load(tmp_path, GOOD.replace(old, new))
     assert f"{tmp_path / 'recipe.yaml'}:{line}: " in str(raised.value)
     assert message in str(raised.value)
+
+
+EXERCISE = """\
+data:
+  rows: {kind: segments}
+  exercises:
+    - share: 0.5
+      name: babilong
+      options:
+        tasks: [qa1]
+loop: {steps: 5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("babilong", "babylong", 4, "data.exercises.0: exercise='babylong' is not a choice; allowed: babilong"),
+        ("share: 0.5", "shares: 0.5", 4, "data.exercises.0.shares: is unknown; did you mean share?"),
+        ("share: 0.5", "share: 2", 4, "data.exercises.0.share: share=2.0 must be a number above 0 and at most 1."),
+    ],
+)
+def test_exercises_are_checked_with_the_recipe(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
+    load(tmp_path, EXERCISE)
+    with pytest.raises(RecipeError) as raised:
+        load(tmp_path, EXERCISE.replace(old, new))
+    assert f"{tmp_path / 'recipe.yaml'}:{line}: " in str(raised.value)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "line", "message"),
+    [
+        ("task: qa1", 4, "data.exercises.0: option of babilong='task' is not a choice; allowed: tasks"),
+        ("tasks: [qa0]", 4, "data.exercises.0: task='qa0' is not a choice"),
+        ("seed: one", 7, "data.exercises.0.options.seed: seed='one' must be a whole number"),
+        ("more_questions: many", 7, "data.exercises.0.options.more_questions: more_questions='many'"),
+        ("stages: [5]", 7, "data.exercises.0.options.stages: stages=[5] must be pairs"),
+    ],
+)
+def test_options_of_exercises_are_checked_with_the_recipe(tmp_path: Path, option: str, line: int, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        load(tmp_path, EXERCISE.replace("tasks: [qa1]", option))
+    assert f"{tmp_path / 'recipe.yaml'}:{line}: {message}" in str(raised.value)
+
+
+def test_recipes_open_no_files_of_exercises(tmp_path: Path) -> None:
+    """They may be those of another machine."""
+    load(tmp_path, EXERCISE.replace("tasks: [qa1]", "{background: absent, facts: absent}"))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if load_recipe(name).data.exercises])
+def test_every_stage_of_a_shipped_recipe_is_reached(name: str) -> None:
+    recipe = load_recipe(name)
+    lessons = recipe.loop.steps * recipe.data.rows.batch  # at most: were each of them a single row long
+    begins = [begin for exercise in recipe.data.exercises for begin, _ in exercise.options.get("stages", ())]
+    assert begins
+    assert max(begins) < lessons
+
+
+def test_documents_of_the_paper_suffice_and_are_not_many_times_too_many() -> None:
+    recipe = load_recipe("paper-340m")
+    needed = recipe.loop.steps * recipe.data.rows.batch * recipe.data.rows.length
+    assert needed == pytest.approx(15e9, rel=0.01)
+    assert recipe.data.source.limit is not None
+    read = 1000 * recipe.data.source.limit * (1 - recipe.data.validation)
+    assert 1.1 * needed < read < 1.5 * needed
 
 
 def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atlas_memory.train import load_recipe, train
+from atlas_memory.train.learner import _check_equal_shares
 from tests.train.support import (
     SEGMENTS,
     STEPS,
@@ -102,6 +103,8 @@ def test_sharding_says_what_it_needs(tmp_path: Path) -> None:
     fields = tiny_recipe(tmp_path, loop={"steps": 1, "sharding": "fsdp2"})
     with pytest.raises(ValueError, match="needs several processes"):
         train(load_recipe(write_recipe(tmp_path / "recipe.yaml", fields)), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="multiple of the 3 processes"):
+        _check_equal_shares(load_recipe(tmp_path / "recipe.yaml"), 3)
     fields["optimizer"]["name"] = "muon"
     with pytest.raises(ValueError, match=r"needs optimizer\.name='adamw'"):
         load_recipe(write_recipe(tmp_path / "recipe.yaml", fields))

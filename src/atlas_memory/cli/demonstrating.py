@@ -7,24 +7,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.demonstration import Answered, Scene, Show
 from atlas_memory.demonstration.page import write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.demonstration.show import Reading
+from atlas_memory.files import check_output_folder
 from atlas_memory.models.shipped import SHIPPED, model_folder, results_folder
 from atlas_memory.tasks import figures
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.lengths import characters_of, parse_lengths
 from atlas_memory.tasks.results import Report
-from atlas_memory.train import load_recipe
+from atlas_memory.train import DivergedError, load_recipe
 from atlas_memory.train import train as run_training
+from atlas_memory.train.plot import figure_class
 
-RECIPE = "demo"
+RECIPE, DEFAULT = "demo", "shipped"
 NEEDLE_LENGTHS, NEEDLE_SAMPLES = (1000, 4000, 16_000), 4
 CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
 
@@ -35,7 +39,9 @@ def demo(
     tokens: Annotated[str, typer.Option(help="Length of the text, in tokens of GPT-2.")] = "1M",
     out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Other facts at other places.", min=0)] = 0,
-    model: Annotated[str, typer.Option(help=f"A folder, or one of {', '.join(SHIPPED)}.")] = "shipped",
+    model: Annotated[
+        str | None, typer.Option(help=f"A folder, or one of {', '.join(SHIPPED)}; {DEFAULT} unless given.")
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Train a small model first, and show that one.")] = False,
 ) -> None:
     """Hide facts in a long text, read it once in constant memory, and ask for them.
@@ -43,29 +49,42 @@ def demo(
     Example: atlas-memory demo --tokens 20k --out my-demo
     """
     try:
-        (length, *others) = parse_lengths(tokens)
-        if others:
-            raise ValueError(f"tokens={tokens!r} must be one length.")
+        length = _one_length(tokens)
+        if train and model is not None:
+            raise ValueError(f"model={model!r} and train must not both be given: the one trained now would be shown.")
+        check_output_folder(out)
+        figure_class()  # raises where there could be no figures in the end
         scene = Scene(length, book, seed)
-        folder = _trained(out) if train else model_folder(model)
+        folder = _trained(out) if train else model_folder(model or DEFAULT)
         ours, reading = _read(scene, folder)
         theirs = _without_memory(scene, folder)
         answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
         console.print(_table(answers))
         out.mkdir(parents=True, exist_ok=True)
         drawn = _figures(folder, out, book)
-    except (ValueError, OSError, ImportError) as error:
+        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading))
+    except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
-    numbers = {
+    console.print(f"Open {out / PAGE} to see it again.", markup=False)
+
+
+def _one_length(tokens: str) -> int:
+    (length, *others) = parse_lengths(tokens)
+    if others:
+        raise ValueError(f"tokens={tokens!r} must be one length.")
+    return length
+
+
+def _numbers(length: int, show: Show, reading: Reading) -> dict[str, str]:
+    """As the page names them."""
+    return {
         "length": f"{length:,}",
-        "parameters": f"{ours.model.num_parameters():,}",
+        "parameters": f"{show.model.num_parameters():,}",
         "own_tokens": f"{reading.tokens:,}",
         "seconds": f"{reading.seconds:,.0f}",
         "speed": f"{reading.tokens / reading.seconds:,.0f}",
         "state_bytes": f"{reading.state_bytes:,}",
     }
-    write_page(out / PAGE, scene.facts, answers, drawn, numbers)
-    console.print(f"Open {out / PAGE} to see it again.", markup=False)
 
 
 def _trained(out: Path) -> Path:
@@ -110,8 +129,8 @@ def _without_memory(scene: Scene, folder: Path) -> Show:
 def _table(answers: list[tuple[Answered, Answered]]) -> Table:
     table = Table("question", "truth", "with memory", "without")
     for ours, theirs in answers:
-        said = [f"[{'green' if a.right else 'red'}]{a.said or '–'}[/]" for a in (ours, theirs)]
-        table.add_row(ours.question.text, ours.question.answer, *said)
+        said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, theirs)]
+        table.add_row(escape(ours.question.text), escape(ours.question.answer), *said)
     return table
 
 

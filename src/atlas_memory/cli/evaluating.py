@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from atlas_memory.cli.application import console, evaluations, refused
 from atlas_memory.data import SourceConfig
+from atlas_memory.files import check_output, finite, write_json
 from atlas_memory.tasks import lm, paper
 
 
@@ -29,9 +30,8 @@ def evaluate_paper(
 
     Example: atlas-memory eval paper --model my-model --group recall --out scores.json
     """
+    _check(out)
     try:
-        if out is not None:
-            paper.check_output(out)
         report = paper.evaluate(paper.Request(model, group, data, limit, batch_size, device, max_length))
     except paper.EvaluationError as error:
         raise refused(error) from error
@@ -39,11 +39,20 @@ def evaluate_paper(
     if report.left_out:
         console.print(f"No file in {data} for: {', '.join(report.left_out)}.", markup=False)
     if out is not None:  # last: where the disk is full, the table has been seen
-        paper.write_json(out, report.to_dict())
+        write_json(out, report.to_dict())
+
+
+def _check(out: Path | None) -> None:
+    """Refuse before any work what could not be written after it."""
+    try:
+        if out is not None:
+            check_output(out)
+    except ValueError as error:
+        raise refused(error) from error
 
 
 def _score_table(report: paper.Report) -> Table:
-    table = Table("task", "metric", "score", "± error", "rows", title=f"Scores of {report.model}")
+    table = Table("task", "metric", "score", "± error", "rows", title=escape(f"Scores of {report.model}"))
     averages = report.averages()
     for group in paper.GROUPS:
         for score in (score for score in report.scores if score.group == group):
@@ -75,6 +84,7 @@ def evaluate_lm(
 
     Example: atlas-memory eval lm --model runs/quick/final --source builtin --validation 0.02 --tokens 20000
     """
+    _check(out)
     try:
         found = lm.evaluate(
             model,
@@ -87,7 +97,7 @@ def evaluate_lm(
         )
     except (ValueError, OSError, ImportError) as error:
         raise refused(error) from error
-    table = Table("position", "tokens", "loss", "perplexity", title=f"{model} on {source}")
+    table = Table("position", "tokens", "loss", "perplexity", title=escape(f"{model} on {source}"))
     for bucket in found:
         table.add_row(bucket.name, f"{bucket.tokens:,}", f"{bucket.loss:.4f}", f"{bucket.perplexity:.3f}")
     total = lm.total(found)
@@ -95,4 +105,4 @@ def evaluate_lm(
     table.add_row("all", f"{total.tokens:,}", f"{total.loss:.4f}", f"{total.perplexity:.3f}", style="bold")
     console.print(table)
     if out is not None:
-        out.write_text(json.dumps([bucket.to_dict() for bucket in found], indent=1) + "\n", encoding="utf-8")
+        write_json(out, finite([bucket.to_dict() for bucket in found]))

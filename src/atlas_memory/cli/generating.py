@@ -14,6 +14,7 @@ from transformers import TextStreamer
 from atlas_memory.cli.application import app, refused
 from atlas_memory.data import load_tokenizer
 from atlas_memory.data.streams import token_pieces
+from atlas_memory.data.tokenizers import end_token
 from atlas_memory.models.saved import load_saved
 from atlas_memory.models.writing import Sampling, write
 
@@ -44,7 +45,7 @@ def generate(
         streamer = TextStreamer(tokenizer)
         with _opened(prompt, file) as text:
             ids = token_pieces(text, tokenizer)
-            for token in write(network, ids, sampling, end=tokenizer.eos_token_id, progress=not quiet):
+            for token in write(network, ids, sampling, end=end_token(tokenizer), progress=not quiet):
                 streamer.put(torch.tensor([token]))
         streamer.end()
     except (ValueError, OSError, ImportError) as error:

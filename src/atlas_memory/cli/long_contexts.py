@@ -11,11 +11,10 @@ from atlas_memory.cli.application import console, evaluations, refused
 from atlas_memory.models.shipped import SHIPPED
 from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
-from atlas_memory.tasks.babilong.facts import TASKS
+from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.lengths import parse_lengths
-from atlas_memory.tasks.paper.groups import EvaluationError
 from atlas_memory.tasks.samples import Cell
 
 Model = Annotated[
@@ -40,7 +39,7 @@ def babilong(
     batch: Batch = 8,
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(TASKS)}.")] = ",".join(TASKS[:5]),
-    facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = stream.SIMULATOR,
+    facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = SIMULATOR,
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
 ) -> None:
     """BABILong: facts scattered over a long text, a question at its end. Goes on where it was stopped.
@@ -138,7 +137,7 @@ def _number(argument: str, text: str) -> float:
 def _run(name: str, model: Path, out: Path, batch: int, settings: dict[str, Any], cells: Any) -> None:
     try:
         report = evaluate(Request(name, model, cells(), out, settings, batch))
-    except (ValueError, OSError, EvaluationError) as error:
+    except (ValueError, OSError) as error:
         raise refused(error) from error
     console.print(report.table())
     try:

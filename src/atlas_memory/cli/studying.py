@@ -119,6 +119,7 @@ def study_mad(
 def _study_tokens(
     out: Path, tasks: tuple[str, ...], models: str, key_widths: str, steps: int, seeds: int, scale: str, quiet: bool
 ) -> None:
+    speak()
     try:
         study = token_tasks.Study(
             tasks,
@@ -129,7 +130,7 @@ def _study_tokens(
             token_tasks.Budget(steps=steps),
         )
         token_tasks.run_study(study, out, progress=not quiet)
-    except (ValueError, OSError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
     typer.echo((out / token_tasks.TABLE).read_text(encoding="utf-8"))
     console.print(f"The study is in {out}", markup=False)

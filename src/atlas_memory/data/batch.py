@@ -68,6 +68,14 @@ class Batch:
             return {name: x.reshape(1, -1) for name, x in inputs.items()} | {"cu_seqlens": self.cu_seqlens}
         return inputs if bool(self.mask.all()) else inputs | {"attention_mask": self.mask}
 
+    def never_empty(self) -> Batch:
+        """With one padding token to read where no row has any left: every process takes part in every pass."""
+        if bool(self.mask.any()):
+            return self
+        mask = self.mask.clone()
+        mask[0, 0] = True
+        return dataclasses.replace(self, mask=mask)
+
     def split(self, rows: int) -> Iterator[Batch]:
         """Micro-batches of at most `rows` rows."""
         for begin in range(0, len(self.input_ids), rows):

@@ -13,9 +13,11 @@ from pathlib import Path
 def replace_folder(folder: Path) -> Iterator[Path]:
     """Write to a temporary neighbour, which becomes `folder` at the end; after an exception `folder` is as it was.
 
-    One writer at a time: the neighbour of a writer that was killed is removed by the next one.
+    At no moment are both the old and the new one gone: the old one is set aside until the new one has its name. One
+    writer at a time: what a writer that was killed has left, the next one puts right (`recover`).
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    recover(folder)
     temporary = unfinished(folder)
     _remove(temporary)
     temporary.mkdir()
@@ -24,16 +26,46 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         for path in sorted(temporary.rglob("*")):
             synchronise(path)
         synchronise(temporary)
-        _remove(folder)
-        temporary.rename(folder)
-        synchronise(folder.parent)
+        _put_in_place(temporary, folder)
     finally:
         _remove(temporary)
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    old = set_aside(folder)
+    if os.path.lexists(folder):
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if os.path.lexists(old):
+            old.rename(folder)
+        raise
+    synchronise(folder.parent)  # the new name is on the disk before the old folder is gone
+    _remove(old)
+
+
+def recover(folder: Path) -> None:
+    """Give an old folder its name back, if its writer was killed before the new one had it.
+
+    For whoever opens a folder that nobody is writing: a writer at work would be disturbed.
+    """
+    old = set_aside(folder)
+    if os.path.lexists(folder):
+        _remove(old)  # killed when the new one was in place
+    elif os.path.lexists(old):
+        old.rename(folder)
+        synchronise(folder.parent)
 
 
 def unfinished(folder: Path) -> Path:
     """Where `replace_folder` gathers what will be `folder`."""
     return folder.parent / f".{folder.name}.unfinished"
+
+
+def set_aside(folder: Path) -> Path:
+    """Where the folder that is being replaced waits."""
+    return folder.parent / f".{folder.name}.replaced"
 
 
 def synchronise(path: Path) -> None:

@@ -8,20 +8,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from atlas_memory.data.batch import IGNORED
-from atlas_memory.data.options import ExerciseConfig, RowsConfig, check_choice
+from atlas_memory.data.options import ExerciseConfig, RowsConfig, check_choice, find_exercise
 from atlas_memory.data.order import DocumentOrder
 from atlas_memory.data.store import Store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-GROUP = "atlas_memory.exercises"
 
 
 class Cut(NamedTuple):
@@ -43,7 +40,11 @@ class Lessons(Protocol):
 
 
 class Exercise(Protocol):
-    """Made from its options and a split; found by its name among the entry points of GROUP."""
+    """Made from its options and a split; found by its name among the entry points of `options.EXERCISES`.
+
+    The class may have `check(options)`, static, which raises ValueError where they are not accepted. It is called for
+    every recipe that is read, and must open no files.
+    """
 
     def text(self, number: int) -> str:
         """A lesson as text, for a tokenizer to learn its words from."""
@@ -52,9 +53,7 @@ class Exercise(Protocol):
 
 
 def make_exercise(config: ExerciseConfig, split: str) -> Exercise:
-    known = {entry.name: entry for entry in entry_points(group=GROUP)}
-    check_choice("exercise", config.name, sorted(known))
-    made: Exercise = known[config.name].load()(config.options, split)
+    made: Exercise = find_exercise(config.name)(config.options, split)
     return made
 
 

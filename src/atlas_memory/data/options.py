@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 SOURCE_KINDS = ("builtin", "text", "jsonl", "datasets")
 SPLITS = ("train", "validation", "all")
+EXERCISES = "atlas_memory.exercises"  # the group of entry points
 # What a folder is searched for when no suffixes are given: prose, markup and code, all of it plain text.
 _SUFFIXES = """
     .txt .text .md .markdown .rst .tex .html .xml .json .yaml .yml .toml .ini .cfg .csv .tsv .sql .sh .py .pyi .ipynb
@@ -165,9 +167,19 @@ def _checked_lengths(lengths: Any) -> tuple[tuple[int, int], ...]:
     return pairs
 
 
+def find_exercise(name: str) -> Any:
+    """The class of this name among the entry points of EXERCISES; see `lessons.Exercise`."""
+    known = {entry.name: entry for entry in entry_points(group=EXERCISES)}
+    check_choice("exercise", name, sorted(known))
+    return known[name].load()
+
+
 @dataclasses.dataclass(frozen=True)
 class ExerciseConfig:
-    """Lessons made by a task, such as `babilong`. share: of all lessons; what is left is the source's."""
+    """Lessons made by a task, such as `babilong`. share: of all lessons; what is left is the source's.
+
+    The exercise checks its own options here, if it can, so that a recipe is refused before any work.
+    """
 
     name: str
     share: float = 1.0
@@ -179,6 +191,15 @@ class ExerciseConfig:
             raise ValueError(f"share={self.share!r} must be a number above 0 and at most 1.")
         if not isinstance(self.options, dict):
             raise ValueError(f"options={self.options!r} must be names with values.")
+        check = getattr(find_exercise(self.name), "check", None)
+        if check is not None:
+            self._check_options(check)
+
+    def _check_options(self, check: Callable[[dict[str, Any]], object]) -> None:
+        try:
+            check(self.options)
+        except TypeError as error:  # a value of another kind than any that was thought of
+            raise ValueError(f"options={self.options!r} do not fit {self.name}: {error}.") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,8 @@ from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.background import BUILTIN, open_background
 from atlas_memory.tasks.lengths import characters_of
+from atlas_memory.tasks.needle import DEPTHS, at_depth, depth_cells
 from atlas_memory.tasks.samples import Cell, Sample, exact_match, haystack, with_spaces
-
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class Question(NamedTuple):
@@ -62,20 +61,7 @@ def needle_cells(lengths: tuple[int, ...], samples: int, book: str = BUILTIN) ->
         fact = simulate("qa1", f"needle {number}").sentences[0]
         question = f"Where is {read_sentence(fact).subject}?"
         answer = Solver([fact]).answer(question).text
+        sentences = functools.partial(background.sentences, f"demo needle {length} {depth} {number}")
+        return Sample(functools.partial(at_depth, fact, depth, length, sentences, question), answer, exact_match)
 
-        def pieces() -> Iterator[str]:
-            room = characters_of(length) - len(question) - 1
-            place = f"demo needle {length} {depth} {number}"
-            text = haystack(lambda: background.sentences(place), room, [fact], lambda n: [round(depth * n)])
-            yield from with_spaces(text)
-            yield f" {question}"
-
-        return Sample(pieces, answer, exact_match)
-
-    return [
-        Cell(
-            "one fact", length, samples, functools.partial(sample, length=length, depth=depth), details={"depth": depth}
-        )
-        for length in lengths
-        for depth in DEPTHS
-    ]
+    return depth_cells("one fact", sample, lengths, DEPTHS, samples)

@@ -15,7 +15,7 @@ from atlas_memory.demonstration.scene import Question, Scene
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.saved import load_saved
 from atlas_memory.tasks.lengths import tokens_of
-from atlas_memory.tasks.reading import StreamReader, TokenRow
+from atlas_memory.tasks.reading import StreamReader, TokenRow, answer_tokens
 from atlas_memory.tasks.samples import Sample, exact_match, up_to_stop
 
 STEP = 4096  # tokens read at once
@@ -60,8 +60,9 @@ class Show:
         """All questions after the same text; none of them hears of the others."""
         asked = self._cache.copy()
         asked.batch_select_indices(torch.zeros(len(questions), dtype=torch.long))
-        rows = [TokenRow(Sample(_said(f" {q.text}"), q.answer, exact_match), self._encoder) for q in questions]
-        said = StreamReader(self.model, self.tokenizer, STEP).answers(rows, 4, asked, lambda rows, cache: None)
+        samples = [Sample(_said(f" {q.text}"), q.answer, exact_match) for q in questions]
+        rows, most = [TokenRow(sample, self._encoder) for sample in samples], answer_tokens(samples, self._encoder)
+        said = StreamReader(self.model, self.tokenizer, STEP).answers(rows, most, asked, lambda rows, cache: None)
         return [
             Answered(question, up_to_stop(text), exact_match(text, question.answer))
             for question, text in zip(questions, said, strict=True)

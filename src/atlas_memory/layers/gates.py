@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, H heads, W window; gate values (B, T, H), the window'
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,29 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
 
 def _open(logits: Tensor, kind: str) -> Tensor:
     smooth = torch.sigmoid(logits)
-    return smooth if kind == "smooth" else (smooth * (1 + 2 * STRETCH) - STRETCH).clamp(0, 1)
+    if kind == "smooth":
+        return smooth
+    opened: Tensor = _ClampWithWayDown.apply(smooth * (1 + 2 * STRETCH) - STRETCH)
+    return opened
+
+
+class _ClampWithWayDown(torch.autograd.Function):
+    """clamp(x, 0, 1). Above 1 the gradient still passes if a step against it leads down.
+
+    A plain clamp has none there: a gate that is exactly 1 for facts and noise alike could never be closed for the
+    noise, however much is asked for it. Below 0 there is none, as with a plain clamp: gates that are shut stay shut,
+    where the noise of training would keep them all a little open.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.masked_fill((x < 0) | ((x > 1) & (gradient < 0)), 0)
 
 
 def _logit(value: Tensor, kind: str) -> Tensor:

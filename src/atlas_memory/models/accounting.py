@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,10 +70,23 @@ class Account:
 
 def sized_config(size: str, **fields: Any) -> AtlasConfig:
     """A named size, with feed-forward layers as wide as its number of slow parameters asks for."""
-    if size.lower() not in SIZES:
+    parameters, described = named_size(size, fields)
+    return fitted_config(parameters, **described)
+
+
+def named_size(size: str, fields: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The number of slow parameters of a size, and its widths and depth, where the fields do not give others."""
+    if str(size).lower() not in SIZES:
         raise ValueError(f"size={size!r} is unknown; known: {', '.join(SIZES)}.")
-    row = dict(SIZES[size.lower()])
-    return fitted_config(row.pop("parameters"), **{**row, **fields})
+    _check_not_fitted(fields)
+    row = dict(SIZES[str(size).lower()])
+    return row.pop("parameters"), {**row, **fields}
+
+
+def _check_not_fitted(fields: Mapping[str, Any]) -> None:
+    given = fields.get("intermediate_size")
+    if given is not None:
+        raise ValueError(f"intermediate_size={given!r} must be left out: it is fitted to the number of parameters.")
 
 
 def fitted_config(
@@ -82,6 +96,7 @@ def fitted_config(
 
     initial: the number includes the initial values of fast weights, as a comparison of small models must.
     """
+    _check_not_fitted(fields)
     config = AtlasConfig(**{**fields, "intermediate_size": width_step})
     slow, fast = count_parameters(config)
     per_step = 3 * config.hidden_size * width_step * config.num_hidden_layers  # SwiGLU: three matrices per layer

@@ -119,6 +119,13 @@ class AtlasCache(Cache):
             layer.change(BlockState.detach)
         return other
 
+    def to(self, device: torch.device | str) -> AtlasCache:
+        """A copy on this device."""
+        other = self.copy()
+        for layer in other.layers:
+            layer.change(lambda state: state.to(device))
+        return other
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 

@@ -28,7 +28,9 @@ def save_cache(cache: AtlasCache, path: str | os.PathLike[str], notes: dict[str,
         described = {}
         for name, part in parts.items():
             leaves = part.tensors if isinstance(part, MemoryState) else {"keys": part.keys, "values": part.values}
-            tensors |= {f"{number}.{name}.{leaf}": x.detach().to("cpu").contiguous() for leaf, x in leaves.items()}
+            tensors |= {
+                f"{number}.{name}.{leaf}": x.detach().to("cpu", copy=True).contiguous() for leaf, x in leaves.items()
+            }
             spec = part.spec.to_dict() if isinstance(part, MemoryState) else None
             described[name] = {"position": part.position, "spec": spec}
         layers.append({"length": layer.length, "parts": described})

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from atlas_memory.layers import Attention, Block, BlockState, Memory
+from atlas_memory.layers.memory import InitialWeights
 from atlas_memory.layers.mixers import real_tokens
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.models.cache import AtlasCache
@@ -47,9 +48,20 @@ class AtlasDecoderLayer(GradientCheckpointingLayer):
         mask: Tensor | None = None,
         keep_state: bool = True,
         last: bool = False,
+        fresh: Sequence[bool] = (),
     ) -> tuple[Tensor, BlockState | None]:
+        if state is not None and any(fresh):
+            state = state.restarted(fresh, self.block(x[:, :0])[1])
+        if state is not None and self.training:
+            x = self._touching_initial_weights(x)
         x, state = self.block(x, state, mask=mask, last=last)
         return x, state if keep_state else None
+
+    def _touching_initial_weights(self, x: Tensor) -> Tensor:
+        """x. Where no row starts anew they would have no gradient, and processes that train together wait for it."""
+        initial = [module for module in self.modules() if isinstance(module, InitialWeights)]
+        weights = [parameter.flatten()[:1] for module in initial for parameter in module.parameters()]
+        return x + 0.0 * torch.cat(weights).sum() if weights else x
 
 
 class AtlasPreTrainedModel(PreTrainedModel):
@@ -95,6 +107,11 @@ class AtlasPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
         write_loader(save_directory)
 
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        """Uploads happen before saving is over, and leave out what has lain in the folder since before it began."""
+        write_loader(working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
 
 class AtlasModel(AtlasPreTrainedModel):
     """Embeddings, blocks, norm: token ids (B, T) → hidden states (B, T, hidden_size), and the cache to go on from."""
@@ -132,6 +149,7 @@ class AtlasModel(AtlasPreTrainedModel):
         cu_seqlens: Bounds = None,
         cu_seq_lens_q: Bounds = None,
         only_cache: bool = False,
+        fresh: Sequence[bool] = (),
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Read tokens, or their embeddings (B, T, hidden_size).
@@ -139,7 +157,8 @@ class AtlasModel(AtlasPreTrainedModel):
         attention_mask (B, T), or with what was read (B, past + T): nonzero at real tokens, padding left or right.
         cu_seqlens or cu_seq_lens_q (N + 1,), or position_ids that restart: one row of N packed sequences. Positions are
         otherwise the memory's own, and position_ids are not needed. past_key_values: goes on in place. only_cache: for
-        reading on; hidden states are not asked for, and what only they need is not computed.
+        reading on; hidden states are not asked for, and what only they need is not computed. fresh: rows that start
+        anew, whatever the cache holds of them.
         """
         x = self._embed(input_ids, inputs_embeds)
         batch, tokens = x.shape[:2]
@@ -159,7 +178,7 @@ class AtlasModel(AtlasPreTrainedModel):
             seen += [x] if output_hidden_states else []
             state = None if cache is None else cache.layers[place].state
             last = only_cache and place == len(self.layers) - 1
-            x, state = layer(x, state=state, mask=right_padding, keep_state=keep, last=last)
+            x, state = layer(x, state=state, mask=right_padding, keep_state=keep, last=last, fresh=fresh)
             states.append(state)
         if cache is not None:  # all layers, or, after an error in one of them, none
             cache.advance(states, columns)
@@ -237,6 +256,11 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As `AtlasModel`. labels (B, T): shifted here; -100 is ignored. logits_to_keep: of the last tokens only."""
+        if kwargs.pop("only_cache", False):
+            raise ValueError(
+                "only_cache=True is not for AtlasForCausalLM, whose forward gives logits; to read on without them, "
+                "call read(tokens, past_key_values), or model.model(..., only_cache=True)."
+            )
         given = input_ids if input_ids is not None else inputs_embeds
         batch = 0 if given is None else given.shape[0]
         bounds = packed_bounds(cu_seqlens, cu_seq_lens_q, position_ids, attention_mask, batch)

@@ -44,7 +44,8 @@ def all_finite(x: Tensor) -> bool:
 
 def magnitude(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Largest absolute entry, as a constant to scale by: it cancels mathematically, so no gradient is needed."""
-    return x.detach().abs().amax(dim=dim, keepdim=True)
+    absolute = x.detach().abs()
+    return absolute.amax(dim=dim, keepdim=True) if x.numel() else absolute.sum(dim=dim, keepdim=True)
 
 
 def safe_norm(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:

@@ -15,13 +15,15 @@ from typing import Any
 import yaml
 
 from atlas_memory.data import SourceConfig, load_tokenizer, read_documents, train_tokenizer
+from atlas_memory.data.folders import recover, replace_folder
 from atlas_memory.data.tokenizers import vocabulary_size
-from atlas_memory.files import write_whole
+from atlas_memory.files import finite, write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies.summaries import Result, figure, markdown, summarise
 from atlas_memory.train import DivergedError, Recipe, load_recipe, train
-from atlas_memory.train.loop import FINAL, RECIPE
+from atlas_memory.train.loop import FINAL, MADE_FROM, RECIPE
+from atlas_memory.train.plot import figure_class
 from atlas_memory.train.recipe_files import differences
 from atlas_memory.train.records import LOG, read_log
 
@@ -95,8 +97,10 @@ def quick_study() -> Study:
 
 def run_study(study: Study, out: Path, progress: bool = True) -> list[Result]:
     """Train what is not trained yet; results.json, table.md and figure.png in `out` after every run."""
+    figure_class()  # if it is not installed, to be told so after hours would be late
     out = out.resolve()  # recipes name the tokenizer's folder, and must be the same from wherever a study is continued
     base = _base_recipe(study, out)
+    _make_tokenizer(study, base)
     recipes = {  # seed after seed: a study that is not finished has all models
         (model, seed): _recipe(study, base, model, seed) for seed in range(study.seeds) for model in study.models
     }
@@ -108,7 +112,6 @@ def run_study(study: Study, out: Path, progress: bool = True) -> list[Result]:
         diverged = not finished(folder, recipe) and not _trained(folder, recipe, progress)
         results.append(_result(folder, recipe, model, seed, diverged))
         _write(study, results, out)
-    figure(results, out / FIGURE)
     return results
 
 
@@ -118,6 +121,7 @@ def run_folder(out: Path, model: str, seed: int) -> Path:
 
 def finished(folder: Path, recipe: Recipe) -> bool:
     """Whether a run has taken all its steps and saved its model."""
+    recover(folder / FINAL)
     if not (folder / FINAL).is_dir() or not (folder / LOG).is_file():
         return False
     return max((line["step"] for line in read_log(folder)), default=0) >= recipe.loop.steps
@@ -135,7 +139,7 @@ def _trained(folder: Path, recipe: Recipe, progress: bool) -> bool:
 
 
 def _base_recipe(study: Study, out: Path) -> Recipe:
-    """What all runs share: data, one tokenizer trained on its training documents, optimizer, schedule."""
+    """What all runs share: data, one tokenizer, optimizer, schedule."""
     source = SourceConfig.parse(study.data)
     every = max(1, study.steps // EVALUATIONS)
     settings = {
@@ -152,11 +156,40 @@ def _base_recipe(study: Study, out: Path) -> Recipe:
         **{f"model.{name}": value for name, value in study.shape.items()},
     }
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-    recipe = load_recipe(BASE, [*overrides, *study.changes])
-    if not (out / "tokenizer").exists():
-        documents = read_documents(recipe.data.source, "train", recipe.data.validation)
-        train_tokenizer((document.text for document in documents), study.vocabulary, out / "tokenizer")
-    return recipe
+    return load_recipe(BASE, [*overrides, *study.changes])
+
+
+def _make_tokenizer(study: Study, base: Recipe) -> None:
+    """Trained on the training documents, unless it is there. With what it was made from, in full or not at all."""
+    folder, made_from = Path(base.data.tokenizer), _made_from(study, base)
+    recover(folder)
+    if folder.exists():
+        _check_same_tokenizer(folder, made_from)
+        return
+    for model in study.models:  # before the work; it may have fewer tokens than it was asked for, which fit as well
+        _fitted(study, {**base.model, **MODELS[model]}, study.vocabulary, model)
+    documents = read_documents(base.data.source, "train", base.data.validation)
+    with replace_folder(folder) as unfinished:
+        train_tokenizer((document.text for document in documents), study.vocabulary, unfinished)
+        (unfinished / MADE_FROM).write_text(json.dumps(made_from, indent=1), encoding="utf-8")
+
+
+def _made_from(study: Study, base: Recipe) -> dict[str, Any]:
+    data = base.to_dict()["data"]
+    return {"vocabulary": study.vocabulary, "source": data["source"], "validation": data["validation"]}
+
+
+def _check_same_tokenizer(folder: Path, made_from: Mapping[str, Any]) -> None:
+    """Without a note, as older studies have it, the vocabulary is counted; other data are seen by `_check_same`."""
+    if (folder / MADE_FROM).is_file():
+        before = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
+    else:
+        before = {**made_from, "vocabulary": vocabulary_size(load_tokenizer(folder))}
+    for field, old, new in differences(before, made_from)[:1]:
+        raise ValueError(
+            f"out={str(folder.parent)!r} holds a tokenizer made with {field}={old!r}, and not {new!r}; "
+            "give the same settings, or another folder."
+        )
 
 
 def _recipe(study: Study, base: Recipe, model: str, seed: int) -> Recipe:
@@ -177,7 +210,7 @@ def _fitted(study: Study, fields: dict[str, Any], vocabulary: int, model: str) -
     if abs(counted - study.parameters) > TOLERANCE * study.parameters:
         raise ValueError(
             f"parameters={study.parameters:,} cannot be met by {model}, which has {counted:,} with the feed-forward "
-            "layers that come nearest; take more, or a smaller shape."
+            "layers that come nearest; take more, a smaller vocabulary or a smaller shape."
         )
     return config
 
@@ -221,5 +254,6 @@ def _write(study: Study, results: Sequence[Result], out: Path) -> None:
         "models": [dataclasses.asdict(row) for row in rows],
         "runs": [dataclasses.asdict(result) for result in results],
     }
-    for name, text in ((RESULTS, json.dumps(content, indent=1) + "\n"), (TABLE, markdown(rows))):
+    for name, text in ((RESULTS, json.dumps(finite(content), indent=1) + "\n"), (TABLE, markdown(rows))):
         write_whole(out / name, text)
+    figure(results, out / FIGURE)

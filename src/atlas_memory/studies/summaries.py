@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from atlas_memory.files import write_whole
 from atlas_memory.train.plot import figure_class
 
 
@@ -88,10 +91,18 @@ def figure(results: Sequence[Result], path: Path) -> None:
         means = [statistics.mean(losses) for losses in zip(*(run.validation_losses for run in runs), strict=True)]
         (line,) = curves.plot(runs[0].tokens, means, label=row.model)
         ends.errorbar(row.loss, place, xerr=row.deviation or 0.0, fmt="o", color=line.get_color(), capsize=3)
-    curves.legend(fontsize="small")
+    if curves.lines:
+        curves.legend(fontsize="small")
     curves.grid(alpha=0.3)
     ends.set_yticks(range(len(rows)), [row.model for row in rows])
     ends.invert_yaxis()
     ends.grid(alpha=0.3)
+    save_figure(drawing, path)
+
+
+def save_figure(drawing: Any, path: Path) -> None:
+    """A PNG file, whole or not at all."""
+    image = io.BytesIO()
+    drawing.savefig(image, format="png", dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(path, format="png", dpi=120)
+    write_whole(path, image.getvalue())

@@ -9,6 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import logging
+import math
+import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,12 +25,15 @@ from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.folders import replace_folder
 from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.files import write_whole
+from atlas_memory.layers import Memory
 from atlas_memory.models import AtlasConfig, AtlasForCausalLM
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE
+from atlas_memory.studies.summaries import save_figure
 from atlas_memory.tasks import mad, mqar
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell, Examples
+from atlas_memory.train import DivergedError
 from atlas_memory.train.optimizers import make_optimizers
 from atlas_memory.train.plot import figure_class
 from atlas_memory.train.recipe import OptimizerConfig, ScheduleConfig
@@ -35,6 +41,10 @@ from atlas_memory.train.schedule import factor, set_learning_rate
 
 FINAL, REPORT, MEASURED = "final", "report.json", "measured.json"
 MQAR = "mqar"
+PATIENCE = 10  # steps in a row with a loss or gradient that is not finite, before a trial has diverged
+NOT_FINITE = "holds NaN or infinite numbers"  # what memories say of such inputs
+GROUP_WIDTH = 0.8  # of the bars of a task, all models together
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +90,10 @@ class Measured:
     task: str
     key_width: int
     seed: int
-    accuracy: float  # mean over the settings of the task
+    accuracy: float  # mean over the settings of the task; 0 where training diverged
     state_bytes: int  # of one row, at the end of its longest text
     parameters: int
+    diverged: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +120,13 @@ class Study:
 
 def run_study(study: Study, out: Path, progress: bool = True) -> list[Measured]:
     """Every trial that is not finished; results.json and table.md in `out` after each."""
+    figure_class()  # if it is not installed, to be told so after hours would be late
     trials, found = study.trials(), []
+    for trial in trials:
+        if (_folder(out, trial) / MEASURED).is_file():
+            _finished(_folder(out, trial), study)  # with other settings it is refused, before the first trial trains
     for number, trial in enumerate(trials, start=1):
-        folder = out / "trials" / trial.name
+        folder = _folder(out, trial)
         if not (folder / MEASURED).is_file():
             run_trial(trial, study, folder, f"{number} of {len(trials)}: {trial.name}", progress)
         found.append(_finished(folder, study))
@@ -120,6 +135,10 @@ def run_study(study: Study, out: Path, progress: bool = True) -> list[Measured]:
         write_whole(out / TABLE, markdown(found))
     figure(found, out / FIGURE)
     return found
+
+
+def _folder(out: Path, trial: Trial) -> Path:
+    return out / "trials" / trial.name
 
 
 def _finished(folder: Path, study: Study) -> Measured:
@@ -135,23 +154,39 @@ def _settings(study: Study) -> dict[str, object]:
 
 
 def run_trial(trial: Trial, study: Study, folder: Path, words: str, progress: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    pupil = Pupil(trial, study)
-    learn(pupil, _training(trial, study.scale), study.budget, trial.seed, words, progress)
-    pupil.save(folder / FINAL)
-    settings = {"scale": study.scale, "seed": trial.seed}
-    cells = _cells(trial, study.scale)
-    report = evaluate(
-        Request(trial.task, folder / FINAL, cells, folder / REPORT, settings, batch=study.budget.batch), progress=False
-    )
+    """Trained, saved, evaluated, written down; that it diverged is a result too."""
+    shutil.rmtree(folder, ignore_errors=True)  # one that was stopped: half an evaluation is not of the model to come
+    folder.mkdir(parents=True)
+    pupil, diverged, accuracy = Pupil(trial, study), False, 0.0
+    # Shapes alone decide it, and weights that have diverged could not be read with.
+    state_bytes = _state_bytes(pupil.model, max(cell.length for cell in _cells(trial, study.scale)))
+    try:
+        learn(pupil, _training(trial, study.scale), study.budget, trial.seed, words, progress)
+        pupil.save(folder / FINAL)
+        accuracy = _mean(_evaluated(trial, study, folder))
+    except DivergedError as error:
+        _log.warning("%s: %s", trial.name, error)
+        diverged = True
     measured = Measured(
         **dataclasses.asdict(trial),
-        accuracy=_mean(report),
-        state_bytes=_state_bytes(pupil.model, max(cell.length for cell in cells)),
+        accuracy=accuracy,
+        state_bytes=state_bytes,
         parameters=pupil.model.num_parameters(),
+        diverged=diverged,
     )
     content = {"settings": _settings(study), "measured": dataclasses.asdict(measured)}
     write_whole(folder / MEASURED, json.dumps(content, indent=1) + "\n")
+
+
+def _evaluated(trial: Trial, study: Study, folder: Path) -> Report:
+    settings = {**_settings(study), "seed": trial.seed}
+    cells, batch = _cells(trial, study.scale), study.budget.batch
+    try:
+        return evaluate(Request(trial.task, folder / FINAL, cells, folder / REPORT, settings, batch), progress=False)
+    except ValueError as error:
+        if NOT_FINITE not in str(error):
+            raise
+        raise DivergedError(f"the trained model cannot be read with: {error}") from error
 
 
 def _mean(report: Report) -> float:
@@ -195,6 +230,9 @@ class Pupil(nn.Module):
             sliding_window=16,  # of the few models that attend too: shorter than what is asked for
         )
         self.model = AtlasForCausalLM(config)
+        for module in self.model.modules():
+            if isinstance(module, Memory):
+                module.check_finite = False  # `learn` looks itself, and goes on
         setting = mad.SCALES[study.scale]["compression"]
         self.decoder = mad.Decoder(budget.hidden_size, setting) if trial.task == "compression" else None
 
@@ -219,11 +257,12 @@ class Pupil(nn.Module):
 def learn(
     pupil: Pupil, groups: Sequence[Examples], budget: Budget, seed: int, words: str, progress: bool = True
 ) -> list[float]:
-    """So many steps on examples in random order; the losses."""
+    """So many steps on examples in random order; the losses. Steps that are not finite change nothing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pupil.to(device).train()
     optimizers, schedule = pupil.optimizers(budget.lr), ScheduleConfig(name="cosine", warmup=budget.steps // 20)
     losses: list[float] = []
+    skipped = 0  # in a row
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(elapsed_when_finished=True), console=Console(stderr=True), disable=not progress,
@@ -233,13 +272,21 @@ def learn(
         for step, (inputs, targets) in enumerate(itertools.islice(_batches(groups, budget.batch, seed), budget.steps)):
             loss: Tensor = pupil(inputs.to(device), targets.to(device))
             loss.backward()
-            nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
+            norm = nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
             set_learning_rate(optimizers, budget.lr * factor(schedule, step, budget.steps))
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
             losses.append(loss.item())
+            finite = math.isfinite(losses[-1]) and math.isfinite(norm.item())
+            for optimizer in optimizers:
+                if finite:
+                    optimizer.step()
+                optimizer.zero_grad()
+            skipped = 0 if finite else skipped + 1
+            if skipped == PATIENCE:
+                break
             bar.update(task, advance=1, loss=losses[-1])
+    # A model that ends with steps it could not take is not to be trusted either.
+    if skipped or not all(bool(parameter.isfinite().all()) for parameter in pupil.parameters()):
+        raise DivergedError(f"losses, gradients or weights are not finite, up to the end of step {len(losses)}.")
     pupil.eval()
     return losses
 
@@ -260,7 +307,7 @@ def _shuffled(group: Examples, batch: int, random: torch.Generator) -> Iterator[
 
 
 def markdown(found: Sequence[Measured]) -> str:
-    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR."""
+    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR. Diverged ones are 0."""
     tasks = list(dict.fromkeys(entry.task for entry in found))
     widths = sorted({entry.key_width for entry in found})
     columns = [(task, width) for task in tasks for width in widths]
@@ -276,27 +323,40 @@ def markdown(found: Sequence[Measured]) -> str:
 def _cell(runs: Sequence[Measured]) -> tuple[float | None, str]:
     if not runs:
         return None, "–"
-    mean = statistics.mean(run.accuracy for run in runs)
+    mean, diverged = statistics.mean(run.accuracy for run in runs), sum(run.diverged for run in runs)
     size = f" ({runs[0].state_bytes / 1000:,.1f} kB)" if runs[0].task == MQAR else ""
-    return mean, f"{100 * mean:.1f}{size}"
+    if diverged == len(runs):
+        return mean, f"diverged{size}"
+    return mean, f"{100 * mean:.1f}{size}" + (f" ({diverged} diverged)" if diverged else "")
 
 
 def figure(found: Sequence[Measured], path: Path) -> None:
-    """One task: accuracy by the bytes of the state, a line for each model. Several: bars of each model's accuracies."""
-    tasks = list(dict.fromkeys(entry.task for entry in found))
+    """One task: accuracy by the bytes of the state, a line for each model. Several: bars of each model's accuracies.
+
+    Both are means over seeds.
+    """
+    tasks, models = (list(dict.fromkeys(getattr(entry, name) for entry in found)) for name in ("task", "model"))
+    width = GROUP_WIDTH / len(models)
     drawing = figure_class()(figsize=(9, 4.5), layout="constrained")
     axes = drawing.add_subplot(ylabel="accuracy", ylim=(0, 1.02))
-    for place, model in enumerate(dict.fromkeys(entry.model for entry in found)):
-        runs = sorted((entry for entry in found if entry.model == model), key=lambda entry: entry.state_bytes)
+    for place, model in enumerate(models):
+        runs = [entry for entry in found if entry.model == model]
         if len(tasks) == 1:
-            axes.plot([run.state_bytes for run in runs], [run.accuracy for run in runs], "o-", label=model)
+            axes.plot(*zip(*_points(runs), strict=True), "o-", label=model)
         else:
             means = [statistics.mean([run.accuracy for run in runs if run.task == task] or [0.0]) for task in tasks]
-            axes.bar([number + 0.08 * (place - 4) for number in range(len(tasks))], means, 0.08, label=model)
+            shift = width * (place - (len(models) - 1) / 2)  # the bars of a task stand around its name
+            axes.bar([number + shift for number in range(len(tasks))], means, width, label=model)
     if len(tasks) == 1:
         axes.set(xscale="log", xlabel="bytes of the state")
     else:
         axes.set_xticks(range(len(tasks)), tasks, fontsize="small")
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
-    drawing.savefig(path, format="png", dpi=120)
+    save_figure(drawing, path)
+
+
+def _points(runs: Sequence[Measured]) -> list[tuple[int, float]]:
+    """Of one model: the bytes of its state and its mean accuracy, for each width."""
+    widths = {run.key_width: [other for other in runs if other.key_width == run.key_width] for run in runs}
+    return sorted((same[0].state_bytes, statistics.mean(run.accuracy for run in same)) for same in widths.values())

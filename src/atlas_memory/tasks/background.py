@@ -1,10 +1,12 @@
 """Text to hide things in: sentences of books, read on from a random place, or sentences made here.
 
-A background gives the same sentences for the same seed, one at a time: it never holds more than a block of a file.
+A background gives the same sentences for the same seed, one at a time: it never holds more than two blocks of a file,
+however long its lines are.
 """
 
 from __future__ import annotations
 
+import codecs
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atlas_memory.data.options import TEXT_SUFFIXES
+from atlas_memory.files import digest_of
 from atlas_memory.tasks.files import find_files
 from atlas_memory.tasks.lengths import CHARACTERS_A_TOKEN
 
@@ -37,6 +40,11 @@ def open_background(paths: str = BUILTIN) -> Background:
     return MadeUp() if paths == BUILTIN else Books(find_files("background", paths, TEXT_SUFFIXES))
 
 
+def background_digest(paths: str) -> str:
+    """Equal for equal backgrounds: of files what is in them, not where they lie."""
+    return paths if paths == BUILTIN else digest_of(find_files("background", paths, TEXT_SUFFIXES))
+
+
 class Books:
     """A random book from a random place on, then another."""
 
@@ -58,18 +66,19 @@ class Books:
 
 def _sentences(file: Path, begin: int) -> Iterator[str]:
     """From the first sentence that begins after byte `begin` to the end of the file."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps a character that is cut for the next block
     with file.open("rb") as content:
         content.seek(begin)
         rest, first = "", begin > 0
         while block := content.read(_BLOCK):
-            block += content.readline()  # whole lines: no character is cut
-            *whole, rest = _split(rest + block.decode("utf-8", "replace"))
+            block += content.readline(_BLOCK)  # to the end of a line, which a sentence may end with
+            *whole, rest = _split(rest + decoder.decode(block))
             if first and whole:
                 whole, first = whole[1:], False
             if len(rest) > LONGEST:
                 whole, rest = [*whole, rest], ""
             yield from _kept(whole)
-        yield from _kept([] if first else [rest])
+        yield from _kept([] if first else [rest + decoder.decode(b"", final=True)])
 
 
 def _split(text: str) -> list[str]:

@@ -21,24 +21,29 @@ from torch import Tensor
 from atlas_memory.data import IGNORED, load_tokenizer
 from atlas_memory.data.options import check_whole
 from atlas_memory.data.tokenizers import Encoder
+from atlas_memory.files import check_output, digest_of, write_json
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.shipped import SHIPPED, model_folder
+from atlas_memory.tasks.babilong.facts import facts_digest
+from atlas_memory.tasks.background import background_digest
 from atlas_memory.tasks.lengths import tokens_of
-from atlas_memory.tasks.paper.report import check_output, write_json
-from atlas_memory.tasks.reading import Reader, TokenRow, make_reader
+from atlas_memory.tasks.reading import Reader, TokenRow, answer_tokens, make_reader
 from atlas_memory.tasks.results import Report, Result, peak_rss_mb, wilson
 from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
 STEP = 1024  # tokens of a row read at once: with several rows more would only take more memory
+_MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
+_SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What to evaluate. Checked as it is made, before any work.
 
-    settings: everything the samples depend on; earlier work is gone on with only if it is the same.
+    settings: everything the samples depend on; earlier work is gone on with only if it is the same, and the files of
+    the model and of the samples are.
     """
 
     name: str
@@ -67,12 +72,17 @@ class Request:
         return model_folder(self.model)
 
     def all_settings(self) -> dict[str, Any]:
+        """What earlier work must have been done with to be gone on with."""
+        model = [file for pattern in _MODEL_FILES for file in sorted(self.folder.glob(pattern))]
+        samples = {name: digest for name, digest in _SAMPLE_FILES.items() if name in self.settings}
         return {
             "evaluation": self.name,
             "model": str(self.model),
+            "model_digest": digest_of(model),
             "batch": self.batch,
             "step": self.step,
             **self.settings,
+            **{f"{name}_digest": digest(self.settings[name]) for name, digest in samples.items()},
         }
 
 
@@ -149,11 +159,9 @@ class _Run:
         places: list[dict[str, Any]] = [{} for _ in samples]
         if (saved := self.work.load_reading(entry.cell, entry.batch)) is not None:
             entry, places, cache = saved
-            _move(cache, self.model.device)
+            cache = cache.to(self.model.device)
             self.bar.advance(entry, tokens_of(entry.characters))
         rows = [TokenRow(sample, self._encoder, **place) for sample, place in zip(samples, places, strict=True)]
-        answers = [len(ids) for ids in self._encoder.encode([sample.answer for sample in samples])]
-        new_tokens = max(n + sample.extra_tokens for n, sample in zip(answers, samples, strict=True))
         clock = _Clock(entry, rows, self.bar)
 
         def watch(rows: Sequence[TokenRow], cache: AtlasCache) -> None:
@@ -161,7 +169,7 @@ class _Run:
                 self.work.save_reading(entry, [row.place() for row in rows], cache)
                 clock.saved()
 
-        said = self._reader.answers(rows, new_tokens, cache, watch)
+        said = self._reader.answers(rows, answer_tokens(samples, self._encoder), cache, watch)
         clock.update()
         entry.tokens += len(rows)  # the last one of each, which asks
         entry.right = [float(sample.score(text, sample.answer)) for text, sample in zip(said, samples, strict=True)]
@@ -230,11 +238,6 @@ def _next_tokens(model: Any, inputs: Tensor) -> Tensor:
     """(N, T) the most likely token after each place."""
     likely: Tensor = model(input_ids=inputs, use_cache=False).logits.argmax(-1)
     return likely
-
-
-def _move(cache: AtlasCache, device: torch.device) -> None:
-    for layer in cache.layers:
-        layer.change(lambda state: state.to(device))
 
 
 def _check_vocabulary(model: Any, needed: int, what: str) -> None:

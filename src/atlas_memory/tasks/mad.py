@@ -67,7 +67,6 @@ PUBLIC = {
     "compression": Setting(length=32, marks=1),
     "memorization": Setting(vocabulary=256, length=32, train=256, marks=1),
 }
-TRAINING = {"width": 128, "batch": 128, "epochs": 200, "optimizer": "AdamW"}  # the public protocol
 
 # For minutes of a CPU: a tenth of the examples, and half of the longest sequences.
 SCALES = {
@@ -220,6 +219,15 @@ class Decoder(nn.Module):
     def save(self, folder: Path) -> None:
         save_file(self.state_dict(), folder / DECODER)
 
+    @classmethod
+    def load(cls, folder: Path) -> Decoder:
+        """With the sizes it was saved with."""
+        weights = load_file(folder / DECODER)
+        length, width = weights["positions"].shape
+        decoder = cls(width, Setting(vocabulary=len(weights["layers.2.bias"]), length=length))
+        decoder.load_state_dict(weights)
+        return decoder
+
 
 def hidden_of_mark(model: Any, inputs: Tensor) -> Tensor:
     """(B, width) what a model made of the last token."""
@@ -229,12 +237,16 @@ def hidden_of_mark(model: Any, inputs: Tensor) -> Tensor:
 
 def decoded(model: Any, inputs: Tensor) -> Tensor:
     """(B, T) what the decoder beside a saved model says."""
-    file = Path(model.name_or_path) / DECODER
-    if not file.is_file():
+    folder = Path(model.name_or_path)
+    if not (folder / DECODER).is_file():
         raise ValueError(f"model={model.name_or_path!r} has no {DECODER}; train a mad.Decoder with it, and save that.")
+    decoder = Decoder.load(folder)
+    if len(decoder.positions) != inputs.shape[1]:
+        raise ValueError(
+            f"model={model.name_or_path!r}: its {DECODER} is for {len(decoder.positions)} tokens, but these examples "
+            f"have {inputs.shape[1]}; choose the scale it was trained with."
+        )
     hidden = hidden_of_mark(model, inputs)
-    decoder = Decoder(hidden.shape[-1])
-    decoder.load_state_dict(load_file(file))
     return decoder.to(hidden).forward(hidden).argmax(-1)
 
 

@@ -24,7 +24,7 @@ import functools
 import itertools
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from atlas_memory.data.options import check_choice, check_whole
@@ -95,14 +95,30 @@ def _pieces(
 ) -> Iterator[str]:
     before, question = BEFORE.format(**words), QUESTION.format(**words)
     needle = NEEDLE.format(value=value, **words)
-    room = characters_of(length) - len(before) - len(question) - 2
+    return at_depth(needle, depth, length, functools.partial(source.sentences, seed), question, before)
 
-    def text() -> Iterator[str]:
-        yield before
-        yield from haystack(lambda: source.sentences(seed), room, [needle], lambda n: [round(depth * n)])
-        yield question
 
-    return with_spaces(text())
+def at_depth(
+    needle: str, depth: float, length: int, background: Callable[[], Iterator[str]], question: str, before: str = ""
+) -> Iterator[str]:
+    """A text in pieces: the needle after a share `depth` of the sentences, the question last.
+
+    length: GPT-2-equivalent tokens of everything. before: what comes first.
+    """
+    first = [before] if before else []
+    room = characters_of(length) - sum(len(text) + 1 for text in (*first, question))
+    text = haystack(background, room, [needle], lambda sentences: [round(depth * sentences)])
+    return with_spaces(itertools.chain(first, text, [question]))
+
+
+def depth_cells(
+    task: str, sample: Callable[..., Sample], lengths: Sequence[int], depths: Sequence[float], samples: int
+) -> list[Cell]:
+    """A grid of one task. sample: of a number, `length` and `depth`."""
+    return [
+        Cell(task, length, samples, functools.partial(sample, length=length, depth=depth), details={"depth": depth})
+        for length, depth in itertools.product(lengths, depths)
+    ]
 
 
 def cells(
@@ -117,7 +133,7 @@ def cells(
     check_whole("samples", samples)
     opened = open_background(background)
     made = []
-    for task, length, depth in itertools.product(tasks, lengths, depths):
-        sample = functools.partial(needle_sample, task, length=length, depth=depth, background=opened, seed=seed)
-        made.append(Cell(task, length, samples, sample, details={"depth": depth}))
+    for task in tasks:
+        sample = functools.partial(needle_sample, task, background=opened, seed=seed)
+        made += depth_cells(task, sample, lengths, depths, samples)
     return made

@@ -60,6 +60,12 @@ class TokenRow:
         return {"pieces": self.pieces, "waiting": self.waiting}
 
 
+def answer_tokens(samples: Sequence[Sample], encoder: Encoder) -> int:
+    """How many tokens to generate: the longest answer with the token after it, and what samples give in addition."""
+    answers = encoder.encode([sample.answer for sample in samples])
+    return max(len(ids) + sample.extra_tokens for ids, sample in zip(answers, samples, strict=True))
+
+
 class Reader(Protocol):
     """Reads rows to their ends and says how each goes on."""
 

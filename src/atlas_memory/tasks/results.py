@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
-import resource
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from atlas_memory.tasks.lengths import length_name
@@ -83,7 +84,7 @@ class Report:
         extra = list(dict.fromkeys(name for result in self.results for name in result.details))
         numbers = ("samples", "accuracy", "low", "high", "tokens", "tokens/s", "RSS MB")
         # Narrow, so that nine columns fit a terminal.
-        title = f"{self.name}: {self.model}"
+        title = escape(f"{self.name}: {self.model}")
         table = Table(
             "task", "length", *extra, *numbers, title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
         )
@@ -100,12 +101,17 @@ class Report:
         if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
             table.add_section()
             for length, mean in means(self.results).items():
-                table.add_row("mean", length_name(length), "", f"{mean:.1%}")
+                table.add_row("mean", length_name(length), *("" for _ in extra), "", f"{mean:.1%}")
         return table
 
 
 def peak_rss_mb() -> float:
     """The most memory this process has had so far, in megabytes."""
+    try:
+        import resource
+    except ImportError:  # Windows has none; psutil comes with accelerate
+        memory = importlib.import_module("psutil").Process().memory_info()
+        return float(memory.peak_wset) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, kilobytes elsewhere
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 import shutil
 from pathlib import Path
 from typing import Any
 
+from atlas_memory.files import write_json
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.cache_file import load_cache, save_cache
-from atlas_memory.tasks.paper.report import write_json
 
 
 @dataclasses.dataclass
@@ -41,7 +42,8 @@ class WorkFolder:
             content = json.loads(self._file.read_text(encoding="utf-8"))
             if content["settings"] != self._settings:
                 raise ValueError(
-                    f"out={str(out)!r}: {self.folder} holds the work of another evaluation, {content['settings']}; "
+                    f"out={str(out)!r}: {self.folder} holds the work of another evaluation, with "
+                    f"{_differing(content['settings'], self._settings)}; "
                     "remove that folder, repeat that command, or choose another --out."
                 )
             self.finished = [Finished(**entry) for entry in content["finished"]]
@@ -74,3 +76,9 @@ class WorkFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What was other then, each cut to a few words."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name}={reprlib.repr(before.get(name))}" for name in names)

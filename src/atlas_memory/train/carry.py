@@ -1,18 +1,13 @@
-"""Carried states as files, one a rank: put together again, and shared out to any number of ranks."""
+"""Carried states of all ranks: put together, and shared out to any number of ranks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from atlas_memory.layers import Block, BlockState
+from atlas_memory.layers import BlockState
 from atlas_memory.layers.states import AttentionState
 from atlas_memory.models import AtlasCache
 from atlas_memory.ops import MemoryState
@@ -33,40 +28,6 @@ def share(cache: AtlasCache, rows: Sequence[int]) -> AtlasCache:
     chosen = cache.copy()
     chosen.batch_select_indices(torch.tensor(rows))
     return chosen
-
-
-def save(cache: AtlasCache, path: Path) -> None:
-    tensors: dict[str, Tensor] = {}
-    layers: list[dict[str, Any]] = []
-    for place, layer in enumerate(cache.layers):
-        assert layer.state is not None
-        layers.append(
-            {"length": layer.length, "positions": {name: part.position for name, part in layer.state.parts.items()}}
-        )
-        for name, part in layer.state.parts.items():
-            leaves = part.tensors if isinstance(part, MemoryState) else {"keys": part.keys, "values": part.values}
-            tensors |= {f"{place}/{name}/{leaf}": tensor.cpu().contiguous() for leaf, tensor in leaves.items()}
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"layers": json.dumps(layers)})
-
-
-def load(path: Path, blocks: Iterable[Block], device: torch.device) -> AtlasCache:
-    """What `save` wrote, for the blocks of the same model."""
-    with safe_open(path, framework="pt") as file:
-        layers = json.loads(file.metadata()["layers"])
-        tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
-    cache = AtlasCache(len(layers))
-    for place, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
-        parts: dict[str, MemoryState | AttentionState] = {}
-        for name, position in layer["positions"].items():
-            start = f"{place}/{name}/"
-            leaves = {key.removeprefix(start): x for key, x in tensors.items() if key.startswith(start)}
-            parts[name] = (
-                AttentionState(leaves["keys"], leaves["values"], tuple(position))
-                if name == "attention"
-                else MemoryState(block.memory.spec, leaves, tuple(position))
-            )
-        cache.layers[place].advance(BlockState(parts), layer["length"])
-    return cache
 
 
 def _join_parts(parts: Sequence[MemoryState | AttentionState]) -> MemoryState | AttentionState:

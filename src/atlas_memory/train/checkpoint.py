@@ -11,7 +11,9 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +26,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atlas_memory.data.folders import replace_folder, unfinished
+from atlas_memory.models.cache_file import load_cache, save_cache
 from atlas_memory.train import carry
 from atlas_memory.train.learner import Learner
 from atlas_memory.train.sharding import gathered, load_weights, optimizer_state
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +46,7 @@ class Progress:
     """How far a run has come. Plain numbers, the same on every rank."""
 
     step: int = 0  # steps done
-    tokens: int = 0  # targets of those steps
+    tokens: int = 0  # real tokens of those steps
     skipped: int = 0  # steps in which something was not finite
     skipped_in_a_row: int = 0
     validation: dict[str, float] = dataclasses.field(default_factory=dict)  # {step: loss}
@@ -58,8 +62,8 @@ class Checkpoints:
         self.folder, self.accelerator, self.keep = folder, accelerator, keep
 
     def all(self) -> list[Path]:
-        """Oldest first; damaged ones among them."""
-        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+        """Oldest first; damaged ones among them. Folders of other names, such as copies, are nobody's business here."""
+        return sorted(path for path in self.folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir())
 
     def newest(self) -> Path | None:
         """The newest one that is whole, on every rank the same; damaged ones are reported."""
@@ -99,14 +103,14 @@ class Checkpoints:
         return target
 
     def _prune(self, progress: Progress) -> None:
-        existing = self.all()
-        steps = {path: int(path.name.removeprefix("step-")) for path in existing}
-        losses = {
-            path: progress.validation[str(step)] for path, step in steps.items() if str(step) in progress.validation
-        }
-        kept = {*existing[-self.keep :], *([min(losses, key=lambda path: losses[path])] if losses else [])}
-        for path in existing:
-            if path not in kept:
+        """Those beyond this step were damaged, or gone back from: they are no reason to delete one before."""
+        steps = {path: int(path.name.removeprefix("step-")) for path in self.all()}
+        existing = [path for path, step in steps.items() if step <= progress.step]
+        losses = {path: progress.validation.get(str(steps[path]), math.nan) for path in existing}
+        finite = [path for path in existing if math.isfinite(losses[path])]
+        best = min(finite, key=lambda path: losses[path], default=None)
+        for path in existing[: -self.keep]:
+            if path != best:
                 shutil.rmtree(path)
 
     def load(self, path: Path, learner: Learner, seed: int) -> Progress:
@@ -116,7 +120,7 @@ class Checkpoints:
         if missing or unexpected:
             raise ValueError(f"{path} is of another model: missing {sorted(missing)}, unexpected {sorted(unexpected)}.")
         for place, optimizer in enumerate(learner.optimizers):
-            state = torch.load(path / f"optimizer-{place}.pt", weights_only=True)
+            state = torch.load(path / f"optimizer-{place}.pt", map_location="cpu", weights_only=True)
             optimizer.load_state_dict(optimizer_state(state, optimizer))
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         if progress.carried:
@@ -200,7 +204,7 @@ def _write_shared(folder: Path, learner: Learner, whole: _Whole, progress: Progr
 def _write_own(folder: Path, learner: Learner, rank: int) -> None:
     torch.save(random_numbers(), folder / f"random-{rank}.pt")
     if learner.caches:
-        carry.save(carry.join(learner.caches), folder / f"carried-{rank}.safetensors")
+        save_cache(carry.join(learner.caches), folder / f"carried-{rank}.safetensors")
 
 
 def _write_manifest(folder: Path) -> None:
@@ -214,8 +218,8 @@ def _write_manifest(folder: Path) -> None:
 
 def _load_carried(path: Path, written_by: int, learner: Learner, rank: int, world: int) -> list[Any]:
     """This rank's share: row r of a global batch is row r // world of rank r % world."""
-    blocks, device = learner.model.model.blocks, learner.accelerator.device
-    together = carry.join([carry.load(path / f"carried-{r}.safetensors", blocks, device) for r in range(written_by)])
+    caches = [load_cache(path / f"carried-{r}.safetensors")[0] for r in range(written_by)]
+    together = carry.join(caches).to(learner.accelerator.device)
     count = together.layers[0].batch_size
     stored = [row for r in range(written_by) for row in range(r, count, written_by)]  # global rows, as they lie
     place = {row: index for index, row in enumerate(stored)}

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from atlas_memory.data import IGNORED, Batch
-from atlas_memory.layers.memory import InitialWeights, Memory
+from atlas_memory.layers.memory import Memory
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import Monitors
 from atlas_memory.train.optimizers import make_optimizers
@@ -31,41 +31,32 @@ class Reading(NamedTuple):
 class Reader(nn.Module):
     """The model and all that a step asks of it, as one call: what DDP wraps must be called once per pass."""
 
-    def __init__(self, model: AtlasForCausalLM, sharded: bool = False) -> None:
+    def __init__(self, model: AtlasForCausalLM) -> None:
         super().__init__()
-        self.model, self.sharded = model, sharded
+        self.model = model
 
     def forward(
         self, inputs: dict[str, Any], divisor: float, cache: AtlasCache | None, fresh: Sequence[bool]
     ) -> Reading:
         """inputs: of `Batch.model_inputs`. cache: None where rows carry nothing; its fresh rows start anew."""
-        if cache is not None and any(fresh):
-            started = all(fresh) or cache.layers[0].state is None
-            cache = AtlasCache(len(cache.layers)) if started else self.model.model.restarted(cache, fresh)
         targets = inputs["shift_labels"]
         tokens = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels")}
-        outputs = self.model.model(**tokens, past_key_values=cache, use_cache=cache is not None)
+        outputs = self.model.model(**tokens, past_key_values=cache, use_cache=cache is not None, fresh=fresh)
         # Logits only where they are asked for: with few answers in a long text they would cost as much as the layers.
         asked = targets != IGNORED
         logits = self.model.lm_head(outputs.last_hidden_state[asked])
         loss = F.cross_entropy(logits.float(), targets[asked], reduction="sum") / divisor
-        return Reading(loss if cache is None else loss + self._untouched(), outputs.past_key_values)
-
-    def _untouched(self) -> Tensor:
-        """Zero. Where no row starts anew no gradient reaches the initial weights, and DDP would wait for it."""
-        if self.sharded:
-            return torch.zeros(())
-        initial = [module for module in self.modules() if isinstance(module, InitialWeights)]
-        weights = [parameter.flatten()[:1] for module in initial for parameter in module.parameters()]
-        return 0.0 * torch.cat(weights).sum() if weights else torch.zeros(())
+        return Reading(loss, outputs.past_key_values)
 
 
 @contextlib.contextmanager
 def watched(model: nn.Module, watch: bool = True) -> Iterator[list[Monitors]]:
-    """Monitors of every call of every memory inside; none, if they are not wanted."""
+    """Monitors of every memory that reads something inside; none, if they are not wanted."""
     monitors: list[Monitors] = []
 
     def hand_over(module: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if not arguments[0].shape[1]:  # only asked how a fresh row begins: a mean over nothing would thin the others
+            return arguments, options
         monitors.append(Monitors())
         return arguments, {**options, "monitors": monitors[-1]}
 
@@ -113,6 +104,14 @@ class Outcome(NamedTuple):
     monitors: dict[str, float]
 
 
+def _check_equal_shares(recipe: Recipe, processes: int) -> None:
+    if recipe.data.rows.batch % processes:
+        raise ValueError(
+            f"data.rows.batch={recipe.data.rows.batch} must be a multiple of the {processes} processes with "
+            "loop.sharding='fsdp2': all of them gather the weights in every pass."
+        )
+
+
 class Learner:
     """Model, optimizers and carried states; `step` learns from a batch, `loss` only looks."""
 
@@ -131,8 +130,9 @@ class Learner:
         self.carries = recipe.data.rows.kind == "segments"
         self.caches: list[AtlasCache] = []  # of each pass, where states are carried
         self.sharded = recipe.loop.sharding == "fsdp2"
-        reader: nn.Module = Reader(model, self.sharded)
+        reader: nn.Module = Reader(model)
         if self.sharded:
+            _check_equal_shares(recipe, accelerator.num_processes)
             model.to(accelerator.device)
             shard(reader, model.model.layers, accelerator.num_processes, accelerator.device)
         # After sharding: an optimizer made before would hold parameters that are no longer the model's.
@@ -185,7 +185,7 @@ class Learner:
             self.caches = []  # what was remembered may not be finite either: every row starts anew
 
     def _read(self, part: Batch, place: int, divisor: float) -> Reading:
-        part = part.to(self.accelerator.device)
+        part = part.never_empty().to(self.accelerator.device)
         if not self.carries:
             return self._call(part.model_inputs(), divisor, None, ())
         known = place < len(self.caches)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,20 +27,23 @@ from atlas_memory.data import (
     read_documents,
     train_tokenizer,
 )
-from atlas_memory.data.folders import replace_folder
+from atlas_memory.data.folders import recover, replace_folder
 from atlas_memory.data.tokenizers import end_token, vocabulary_size
+from atlas_memory.files import write_whole
 from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.train.checkpoint import Checkpoints, Progress, seed_random_numbers
 from atlas_memory.train.learner import Learner, Outcome
 from atlas_memory.train.recipe import Recipe, make_config
 from atlas_memory.train.recipe_files import differences, save_recipe
-from atlas_memory.train.records import Records, forget_after, trackers
+from atlas_memory.train.records import LOG, Records, forget_after, trackers
 from atlas_memory.train.schedule import factor, write_penalty
 from atlas_memory.train.sharding import gathered
 
 RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
+TOKENIZER = "tokenizer"
+MADE_FROM = "made_from.json"  # beside a tokenizer: what it was trained by
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
 _log = logging.getLogger(__name__)
 
@@ -58,7 +63,6 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
     if accelerator.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
         _report_differences(out, recipe)
-        save_recipe(recipe, out / RECIPE)
     final = Training(recipe, out, accelerator, progress).run(resume)
     accelerator.end_training()
     return final
@@ -76,7 +80,7 @@ def make_accelerator(recipe: Recipe, out: Path) -> Accelerator:
 def _check_folder(out: Path, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file; it must be a folder.")
-    if not resume and ((out / CHECKPOINTS).exists() or (out / FINAL).exists()):
+    if not resume and any((out / name).exists() for name in (CHECKPOINTS, FINAL, LOG, TOKENIZER)):
         raise ValueError(f"out={str(out)!r} holds a run already; go on with --resume, or choose another folder.")
 
 
@@ -84,6 +88,8 @@ def _report_differences(out: Path, recipe: Recipe) -> None:
     if not (out / RECIPE).is_file():
         return
     before = yaml.safe_load((out / RECIPE).read_text(encoding="utf-8"))
+    if not isinstance(before, dict):
+        raise ValueError(f"out={str(out)!r}: its {RECIPE} is damaged; remove that file, or choose another folder.")
     for field, old, new in differences(before, recipe.to_dict()):
         _log.warning("The recipe has changed since the run began: %s was %r, and is %r.", field, old, new)
 
@@ -101,6 +107,7 @@ class Training:
         self.validation_data = self._validation_loader()
         self.checkpoints = Checkpoints(out / CHECKPOINTS, accelerator, recipe.checkpoint.keep)
         self.progress = Progress()
+        self.looked_at = self.saved_at = -1  # steps
         self.last_monitors: dict[str, float] = {}
         seed_random_numbers(recipe.seed, accelerator.process_index)
 
@@ -124,12 +131,25 @@ class Training:
         if self.recipe.start is not None:
             data = dataclasses.replace(data, tokenizer=self.recipe.start)
         if wanted.vocabulary is not None:
-            folder = self.out / "tokenizer"
-            if self.accelerator.is_main_process and not folder.exists():
-                train_tokenizer(self._texts(), wanted.vocabulary, folder, progress=self.show)
+            folder = self.out / TOKENIZER
+            if self.accelerator.is_main_process:
+                self._make_tokenizer(folder, wanted.vocabulary)
             self.accelerator.wait_for_everyone()
             data = dataclasses.replace(data, tokenizer=str(folder))
         return data, load_tokenizer(data.tokenizer)
+
+    def _make_tokenizer(self, folder: Path, vocabulary: int) -> None:
+        """Unless it is there; one that was made by another recipe would be used in silence."""
+        fields = self.recipe.to_dict()
+        made_from = {"tokenizer": fields["tokenizer"], "source": fields["data"]["source"]}
+        recover(folder)
+        if not folder.exists():
+            train_tokenizer(self._texts(), vocabulary, folder, progress=self.show)
+            write_whole(folder / MADE_FROM, json.dumps(made_from))
+        elif (folder / MADE_FROM).is_file() and json.loads((folder / MADE_FROM).read_text()) != made_from:
+            raise ValueError(
+                f"{folder} was trained by another recipe; remove it, or choose another folder for the run."
+            )
 
     def _texts(self) -> Iterator[str]:
         """What a tokenizer is trained on: documents of the source, and lessons of every exercise."""
@@ -156,10 +176,14 @@ class Training:
     def run(self, resume: bool) -> Path:
         if resume:
             self._resume()
+        if self.accelerator.is_main_process:  # not before it is known that this recipe goes on with that run
+            save_recipe(self.recipe, self.out / RECIPE)
         with Records(self.out, self.recipe, self.accelerator, self.progress.step, self.show) as records:
             while self.progress.step < self.recipe.loop.steps:
                 if not self.step(records):
                     _log.warning("The data ended after %d steps.", self.progress.step)
+                    self._look_and_save(records, last=True)
+                    records.write({"step": self.progress.step, "data_ended": True})
                     break
         return self._finish()
 
@@ -192,12 +216,19 @@ class Training:
             records.write(self._line(outcome, rate, batch.token_count / seconds, waited / seconds))
         records.advance()
         self._check_patience(outcome)
-        if self.validation_data is not None and (last or number % recipe.evaluation.every == 0):
+        self._look_and_save(records, last)
+        return True
+
+    def _look_and_save(self, records: Records, last: bool) -> None:
+        """Validation and checkpoint, where they are due; both after the last step, once."""
+        number, every = self.progress.step, self.recipe.checkpoint.every
+        due = self.validation_data is not None and (last or number % self.recipe.evaluation.every == 0)
+        if due and self.looked_at != number:
             records.write({"step": number, "validation_loss": self._validate()})
-        if last or (recipe.checkpoint.every and number % recipe.checkpoint.every == 0):
+        if (last or (every and number % every == 0)) and self.saved_at != number:
             self.progress.data = self.train_data.state_dict()
             self.checkpoints.save(self.learner, self.progress)
-        return True
+            self.saved_at = number
 
     def _count(self, outcome: Outcome, tokens: int) -> None:
         self.progress.step += 1
@@ -242,7 +273,9 @@ class Training:
         assert self.validation_data is not None
         self.validation_data.restart()
         loss = self.learner.loss(itertools.islice(self.validation_data, self.recipe.evaluation.batches))
-        self.progress.validation[str(self.progress.step)] = loss
+        self.looked_at = self.progress.step
+        if math.isfinite(loss):
+            self.progress.validation[str(self.progress.step)] = loss
         return loss
 
     def _finish(self) -> Path:

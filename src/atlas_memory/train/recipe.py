@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from atlas_memory.data import DataConfig
-from atlas_memory.models.accounting import SIZES, sized_config
+from atlas_memory.models.accounting import named_size, sized_config
 from atlas_memory.models.configuration_atlas import AtlasConfig
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,10 +42,10 @@ def _checked_model(fields: dict[str, Any]) -> dict[str, Any]:
     for name in fields:
         if name not in MODEL_FIELDS:
             raise UnknownFieldError(name)
-    if "size" not in fields:
-        AtlasConfig(**fields)
-    elif str(fields["size"]).lower() not in SIZES:
-        raise ValueError(f"size={fields['size']!r} is unknown; known: {', '.join(SIZES)}.")
+    described = {name: value for name, value in fields.items() if name != "size"}
+    if "size" in fields:
+        _, described = named_size(fields["size"], described)
+    AtlasConfig(**described)
     return fields
 
 

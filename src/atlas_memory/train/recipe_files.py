@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from atlas_memory.data import DataConfig, RowsConfig, SourceConfig
+from atlas_memory.data import DataConfig, ExerciseConfig, RowsConfig, SourceConfig
+from atlas_memory.files import write_whole
 from atlas_memory.train.recipe import MODEL_FIELDS, Recipe, Section, UnknownFieldError
 
 Location = tuple[str | int, ...]
@@ -21,6 +22,7 @@ _DATACLASSES: dict[Location, Any] = {
     ("data",): DataConfig,
     ("data", "source"): SourceConfig,
     ("data", "rows"): RowsConfig,
+    ("data", "exercises"): ExerciseConfig,  # of each item
 }
 
 
@@ -58,7 +60,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    path.write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -140,10 +142,15 @@ class _Places:
         elif cause is None:
             message = f"{_shown(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
         else:  # our own messages begin with the field they speak of
-            field = re.match(r"(\w+)=", message)
-            location = (*location, field[1]) if field and self._node((*location, field[1])) else location
+            location = (*location, *self._named_first(location, message))
         name = ".".join(map(str, location))
         return f"{self._where(location)}: {f'{name}: ' if name else ''}{message}"
+
+    def _named_first(self, location: Location, message: str) -> Location:
+        """The way from there to the field that a message begins with, where it stands in the file."""
+        field = re.match(r"(\w+)=", message)
+        ways: list[Location] = [(field[1],), ("options", field[1])] if field else []
+        return next((way for way in ways if self._node((*location, *way))), ())
 
     def _known(self, location: Location) -> Location:
         """Without what pydantic adds for unions and the like: steps that lead nowhere in the file."""
@@ -187,6 +194,7 @@ class _Places:
 
 def _fields_of(location: Location) -> list[str]:
     """The fields a section may have."""
+    location = tuple(step for step in location if isinstance(step, str))
     if location == ("model",):
         return list(MODEL_FIELDS)
     if location in _DATACLASSES:

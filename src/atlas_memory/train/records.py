@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,14 +29,14 @@ def trackers(recipe: Recipe) -> list[str]:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; a last line that was cut off by a crash is left out."""
+    """The lines of a run's log, null being a number that is not finite; a last line cut off by a crash is left out."""
     path = run / LOG
     if not path.is_file():
         raise ValueError(f"run={str(run)!r} has no {LOG}; accepted: a folder given to `train --out`.")
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(line))
+            lines.append({name: math.nan if value is None else value for name, value in json.loads(line).items()})
         except json.JSONDecodeError:
             break
     return lines
@@ -45,7 +46,15 @@ def forget_after(run: Path, step: int) -> None:
     """Drop the lines of steps that a resumed run will take again."""
     if (run / LOG).is_file():
         kept = [line for line in read_log(run) if line["step"] <= step]
-        write_whole(run / LOG, "".join(json.dumps(line) + "\n" for line in kept))
+        write_whole(run / LOG, "".join(map(_as_text, kept)))
+
+
+def _as_text(line: dict[str, Any]) -> str:
+    """JSON knows no NaN: null stands for it, and for the infinities."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"
 
 
 class Records:
@@ -87,7 +96,7 @@ class Records:
         """One line: `step`, and numbers by name."""
         if self._file is None:
             return
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(_as_text(line))
         self._file.flush()
         if self._accelerator.log_with:
             self._accelerator.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class Run:
         model = self.recipe["model"]
         step, steps = max((line["step"] for line in self.log), default=0), self.recipe["loop"]["steps"]
         validation = self.values("validation_loss")[1]
-        state = "yes" if (self.folder / "final").is_dir() and step >= steps else f"{step / steps:.0%}"
+        ended = step >= steps or any("data_ended" in line for line in self.log)
+        state = "yes" if (self.folder / "final").is_dir() and ended else f"{step / steps:.0%}"
         return (
             self.name,
             f"{model.get('preset', 'atlas')} {model.get('backbone', 'mag')}",
@@ -45,7 +47,7 @@ class Run:
             _number([n / 1e6 for n in self.values("tokens")[1][-1:]], ",.2f"),
             _number(self.values("loss")[1][-1:], ".3f"),
             _number(validation[-1:], ".3f"),
-            _number(sorted(validation)[:1], ".3f"),
+            _number(sorted(filter(math.isfinite, validation))[:1], ".3f"),
             _number(
                 sorted(speeds)[len(speeds) // 2 :][:1] if (speeds := self.values("tokens_per_second")[1]) else [],
                 ",.0f",

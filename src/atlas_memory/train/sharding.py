@@ -31,7 +31,9 @@ def gathered(tree: Any) -> Any:
         return {name: gathered(leaf) for name, leaf in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)(gathered(leaf) for leaf in tree)
-    return tree.full_tensor().cpu() if isinstance(tree, DTensor) else tree
+    if isinstance(tree, DTensor):
+        tree = tree.full_tensor()
+    return tree.detach().cpu() if isinstance(tree, Tensor) else tree
 
 
 def like(whole: Tensor, parameter: Tensor) -> Tensor:

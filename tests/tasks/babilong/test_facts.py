@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_memory.tasks.babilong.facts import Question, asked, read_stories, story_files
+from atlas_memory.tasks.babilong.facts import Question, asked, measuring_files, read_stories, story_files
 
 LINES = """1 Mary moved to the bathroom.
 2 Where is Mary? \tbathroom\t1
@@ -30,9 +30,10 @@ def test_stories_questions_and_supports(tmp_path: Path) -> None:
 def test_files_of_a_task(tmp_path: Path) -> None:
     for name in ("qa1_train.txt", "qa1_valid.txt", "qa10_valid.txt", "qa2_train.txt", "LICENSE.txt"):
         (tmp_path / name).write_text(LINES)
-    assert [file.name for file in story_files(str(tmp_path), "qa1")] == ["qa1_valid.txt"]
-    assert [file.name for file in story_files(str(tmp_path), "qa2")] == ["qa2_train.txt"]
-    assert len(story_files(f"{tmp_path}/qa1_*.txt", "qa1")) == 2
+    assert [file.name for file in story_files(str(tmp_path), "qa1")] == ["qa1_train.txt", "qa1_valid.txt"]
+    assert [file.name for file in measuring_files(str(tmp_path), "qa1")] == ["qa1_valid.txt"]
+    assert [file.name for file in measuring_files(str(tmp_path), "qa2")] == ["qa2_train.txt"]
+    assert len(measuring_files(f"{tmp_path}/qa1_*.txt", "qa1")) == 2
     with pytest.raises(ValueError, match="no file of qa3; accepted: names such as qa3_valid"):
         story_files(str(tmp_path), "qa3")
     with pytest.raises(ValueError, match="matches no file; accepted: a folder, a glob"):

@@ -23,6 +23,36 @@ def test_what_is_not_said_is_not_answered() -> None:
         solver.answer("Why?")
 
 
+def test_a_place_where_it_never_was_is_not_said() -> None:
+    solver = Solver(["Mary went to the office.", "Mary got the milk there.", "Mary went to the garden."])
+    assert solver.answer("Where was the milk before the garden?").text == "office"
+    for place in ("office", "kitchen"):
+        with pytest.raises(UnanswerableError, match="do not say"):
+            solver.answer(f"Where was the milk before the {place}?")
+
+
+def test_asking_teaches_nothing() -> None:
+    solver = Solver(["Mary got the milk there."])
+    known = solver.answerable()
+    for question in ("What is Fred carrying?", "How many objects is Fred carrying?", "Where is the apple?"):
+        with pytest.raises(UnanswerableError, match="do not say"):
+            solver.answer(question)
+    assert solver.answerable() == known and "What is Fred carrying?" not in known["what carried"]
+
+
+@pytest.mark.parametrize("said", ["Mary is not in the office.", "Mary is either in the office or the garden."])
+def test_who_is_nowhere_for_sure_takes_nothing_from_there(said: str) -> None:
+    solver = Solver([said, "Mary got the milk there."])
+    for question in ("Where is the milk?", "Where is Mary?"):
+        with pytest.raises(UnanswerableError, match="do not say"):
+            solver.answer(question)
+    assert "object" not in solver.answerable()
+    solver.tell("Mary went to the kitchen.")
+    assert solver.answer("Where is the milk?").text == "kitchen"
+    with pytest.raises(UnanswerableError, match="do not say"):
+        solver.answer("Where was the milk before the kitchen?")
+
+
 def test_two_gifts_have_two_answers() -> None:
     solver = Solver([*TWO_GIFTS, "Mary passed the apple to Fred."])
     assert [answer.text for answer in solver.answers("What did Mary give to Fred?")] == ["apple", "milk"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,21 +67,19 @@ def test_targets_are_the_answers_shifted_by_one() -> None:
 
 def test_segments_join_to_documents_and_count_their_targets() -> None:
     made, documents = rows(), lessons()
-    joined: list[list[int]] = [[], [], []]
-    for batch in itertools.islice(Loader(made), 12):
+    numbers = [0, 1, 2]  # of each row its document, and the (token, target) of it so far
+    reading: list[list[tuple[int, int]]] = [[], [], []]
+    read: dict[int, list[tuple[int, int]]] = {}
+    for batch in itertools.islice(Loader(made), 40):
         assert batch.target_count == int((batch.targets != IGNORED).sum())
-        for row, (ids, real) in enumerate(zip(batch.input_ids, batch.lengths, strict=True)):
+        for row, real in enumerate(batch.lengths.tolist()):
             if batch.fresh[row] and batch.index:
-                continue_from = joined[row]
-                assert continue_from  # the document before is over
-                joined[row] = [-1]
-            if joined[row][:1] != [-1]:
-                joined[row] += ids[:real].tolist()
-        if all(row[:1] == [-1] for row in joined):
-            break
-        for row in range(3):
-            if joined[row][:1] != [-1]:
-                assert joined[row] == documents.document(row).tokens[: len(joined[row])].tolist()
+                read[numbers[row]] = reading[row]  # that document is over
+                numbers[row], reading[row] = max(numbers) + 1, []
+            reading[row] += zip(batch.input_ids[row, :real].tolist(), batch.targets[row, :real].tolist(), strict=True)
+    assert len(read) > 10 and sum(len(document) > ROWS.length for document in read.values()) > 3
+    for number, document in read.items():
+        assert document == list(zip(*(part.tolist() for part in documents.document(number)), strict=True))
 
 
 def test_resumes_exactly_and_for_any_number_of_ranks() -> None:
@@ -103,18 +103,92 @@ def test_facts_of_files(tmp_path: Path) -> None:
     (tmp_path / "qa1_train.txt").write_text("1 Mary moved to the office.\n2 Where is Mary?\toffice\t1\n")
     document = lessons(tasks=["qa1"], lengths=[0], facts=str(tmp_path)).document(0)
     assert TOKENIZER.decode(document.tokens[:-1].tolist()) == "Mary moved to the office. Where is Mary? office."
-    with pytest.raises(ValueError, match="has no file of qa2, such as qa2_train"):
+    with pytest.raises(ValueError, match="has no file of qa2; accepted: names such as qa2_valid"):
         lessons(tasks=("qa2",), facts=str(tmp_path))
+
+
+def story(place: str) -> str:
+    return f"1 Mary moved to the {place}.\n2 Where is Mary?\t{place}\t1\n"
+
+
+def texts(facts: Path, split: str, count: int = 200) -> set[str]:
+    exercise = Babilong({"tasks": ["qa1"], "lengths": [0], "facts": str(facts)}, split)
+    return {exercise.text(number).partition(".")[0].split()[-1] for number in range(count)}
+
+
+def test_stories_of_files_are_learned_from_or_measured_with(tmp_path: Path) -> None:
+    places = [f"room{number}" for number in range(25)]
+    (tmp_path / "qa1_a.txt").write_text("".join(map(story, places[:13])))
+    (tmp_path / "qa1_b.txt").write_text("".join(map(story, places[13:])))
+    assert texts(tmp_path, "validation") == {"room9", "room19"}
+    assert texts(tmp_path, "train", 1000) == set(places) - {"room9", "room19"}
+    assert texts(tmp_path, "all", 1000) == set(places)
+
+
+def test_too_few_stories_to_hold_some_out(tmp_path: Path) -> None:
+    (tmp_path / "qa1.txt").write_text("".join(story(f"room{number}") for number in range(9)))
+    assert len(texts(tmp_path, "train")) == 9
+    with pytest.raises(
+        ValueError, match=r"has 9 stories of qa1: too few to hold out every 10th for split='validation'"
+    ):
+        texts(tmp_path, "validation")
+
+
+def test_lessons_are_the_same_where_their_files_are(tmp_path: Path) -> None:
+    def digest(folder: str) -> str:
+        files = {"facts": str(tmp_path / folder / "qa1.txt"), "background": str(tmp_path / folder / "book.txt")}
+        return lessons(tasks=["qa1"], **files).digest
+
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "qa1.txt").write_text(story("office"))
+        (tmp_path / folder / "book.txt").write_text("A long and tedious winter it was, without any doubt.\n")
+    expected = digest("one")
+    assert digest("other") == expected
+    for name in ("qa1.txt", "book.txt"):
+        file = tmp_path / "other" / name
+        content = file.read_text()
+        file.write_text(content.replace("o", "u"))
+        assert digest("other") != expected
+        file.write_text(content)
+    assert digest("other") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": "qa1"}, "tasks='qa1' must be a list of one or more, such as [qa1, qa2]"),
+        ({"tasks": ()}, "tasks=() must be a list"),
+        ({"lengths": 4000}, "lengths=4000 must be a list"),
+        ({"lengths": ()}, "lengths=() must be a list"),
+        ({"lengths": ["4k"]}, "length in lengths='4k' must be a whole number"),
+        ({"stages": 5}, "stages=5 must be pairs [document number, lengths]"),
+        ({"stages": [[5]]}, "stages=[[5]] must be pairs [document number, lengths]"),
+        ({"stages": [[5, 4000]]}, "stages=4000 must be a list"),
+        ({"stages": [["5", [0]]]}, "document number in stages='5' must be a whole number"),
+        ({"stages": [[5, [0]], [3, [9]]]}, "stages=[[5, [0]], [3, [9]]] must be pairs [document number, lengths] with"),
+        ({"stages": [[5, [0]], [5, [9]]]}, "with rising numbers"),
+        ({"more_questions": "x"}, "more_questions='x' must be a number between 0 and 1"),
+        ({"more_questions": None}, "more_questions=None must be a number between 0 and 1"),
+        ({"more_questions": True}, "more_questions=True must be a number between 0 and 1"),
+        ({"facts": 5}, "facts=5 must be a word or a path"),
+        ({"background": None}, "background=None must be a word or a path"),
+        ({"seed": "x"}, "seed='x' must be a whole number"),
+    ],
+)
+def test_errors_name_the_option(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Babilong(options)
 
 
 def test_choices_are_checked() -> None:
     with pytest.raises(ValueError, match="task='qa0'"):
         TrainingConfig(tasks=("qa0",))
-    with pytest.raises(ValueError, match="length=-1"):
-        TrainingConfig(lengths=())
+    with pytest.raises(ValueError, match="length in lengths=-1"):
+        TrainingConfig(lengths=(-1,))
     with pytest.raises(ValueError, match="document number in stages=-1"):
         TrainingConfig(stages=((-1, (0,)),))
-    with pytest.raises(ValueError, match=r"more_questions=1\.5 must lie between"):
+    with pytest.raises(ValueError, match=r"more_questions=1\.5 must be a number between"):
         TrainingConfig(more_questions=1.5)
     with pytest.raises(ValueError, match="option of babilong='length' is not a choice; allowed: tasks, lengths"):
         lessons(length=0)
@@ -132,8 +206,9 @@ def test_stages_make_documents_longer() -> None:
 
 
 def test_validation_has_other_stories() -> None:
-    options = {"tasks": ["qa1"], "lengths": [0]}
-    assert Babilong(options, "train").text(0) != Babilong(options, "validation").text(0)
+    exercises = [Babilong({"tasks": ["qa1"], "lengths": [0]}, split) for split in ("train", "validation")]
+    trained, measured = ({exercise.text(number) for number in range(50)} for exercise in exercises)
+    assert len(trained) == len(measured) == 50 and not trained & measured
 
 
 def test_a_loader_finds_the_exercise_by_its_name() -> None:

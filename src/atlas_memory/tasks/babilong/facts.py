@@ -15,8 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from atlas_memory.files import digest_of
 from atlas_memory.tasks.files import find_files
 
+SIMULATOR = "simulator"  # stories made here, instead of files
 TASKS = tuple(f"qa{number}" for number in range(1, 11))
 
 
@@ -106,17 +108,25 @@ class _Reading:
 
 
 def story_files(paths: str, task: str) -> list[Path]:
-    """The files of a task among those of a folder, a glob or a comma-separated list: `qa1_valid.txt`, `qa1.txt`, …
-
-    Where a folder has training files and others, the training files are left out: samples are for measuring. A glob or
-    a list that names them takes them.
-    """
+    """All files of a task in a folder, a glob or a comma-separated list: `qa1_valid.txt`, `qa1.txt`, …"""
     named = re.compile(rf"{task}(?:[^0-9].*)?\.txt")
     files = [path for path in find_files("facts", paths, (".txt",)) if named.fullmatch(path.name)]
-    if Path(paths).is_dir():
-        files = [path for path in files if "train" not in path.stem] or files
     if not files:
         raise ValueError(
             f"facts={paths!r} has no file of {task}; accepted: names such as {task}_valid.txt or {task}.txt."
         )
     return files
+
+
+def measuring_files(paths: str, task: str) -> list[Path]:
+    """Those for measuring: where a folder has training files and others, the training files are left out.
+
+    A glob or a list that names them takes them.
+    """
+    files = story_files(paths, task)
+    return [path for path in files if "train" not in path.stem] or files if Path(paths).is_dir() else files
+
+
+def facts_digest(paths: str) -> str:
+    """Equal for equal facts: of files what is in them, not where they lie."""
+    return paths if paths == SIMULATOR else digest_of(find_files("facts", paths, (".txt",)))

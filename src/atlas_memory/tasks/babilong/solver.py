@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -34,6 +33,11 @@ class Known(NamedTuple):
     absent: bool
     said: int
 
+    @property
+    def sure(self) -> bool:
+        """Whether it tells the one place where they are."""
+        return len(self.places) == 1 and not self.absent
+
 
 class Visit(NamedTuple):
     """An object at a place, and the sentence by which it came there."""
@@ -53,11 +57,11 @@ class Solver:
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         self._told = 0
         self._where: dict[str, Known] = {}
-        self._holder: dict[str, str] = {}
         self._handled: dict[str, int] = {}  # object → the sentence that last moved it to or from a hand
-        self._visits: defaultdict[str, list[Visit]] = defaultdict(list)  # object → where it has been
-        self._carried: defaultdict[str, set[str]] = defaultdict(set)
-        self._hands: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)  # person → object → sentences
+        # None of these learns of people and objects by being asked about them.
+        self._visits: dict[str, list[Visit]] = {}  # object → where it has been
+        self._carried: dict[str, set[str]] = {}
+        self._hands: dict[str, dict[str, list[int]]] = {}  # person → object → sentences
         self._gifts: list[tuple[Event, int]] = []
         self._map: dict[tuple[str, str], tuple[str, int]] = {}  # (direction, place) → what lies there
         for sentence in sentences:
@@ -95,11 +99,9 @@ class Solver:
         >>> Solver(["Mary got the milk.", "Mary went to the office."]).answerable()["object"]
         ['Where is the milk?']
         """
-        history = {thing: [visit.place for visit in visits] for thing, visits in self._visits.items() if visits}
+        history = {thing: [visit.place for visit in visits] for thing, visits in self._visits.items()}
         words: dict[str, list[tuple[str, ...]]] = {
-            "person": [
-                (person,) for person, known in self._where.items() if len(known.places) == 1 and not known.absent
-            ],
+            "person": [(person,) for person, known in self._where.items() if known.sure],
             "object": [(thing,) for thing in history],
             "before": [(thing, place) for thing, places in history.items() for place in dict.fromkeys(places[1:])],
             "what carried": [(person,) for person in self._hands],
@@ -112,7 +114,7 @@ class Solver:
 
     def _moved(self, event: Event, said: int) -> None:
         self._where[event.subject] = Known((event.first,), False, said)
-        for carried in self._carried[event.subject]:
+        for carried in self._carried.get(event.subject, ()):
             self._visit(carried, event.first, said)
 
     def _absent(self, event: Event, said: int) -> None:
@@ -124,7 +126,7 @@ class Solver:
     def _took(self, event: Event, said: int) -> None:
         self._receive(event.subject, event.first, said)
         known = self._where.get(event.subject)
-        if known is not None:
+        if known is not None and known.sure:
             self._visit(event.first, known.places[0], known.said)
 
     def _dropped(self, event: Event, said: int) -> None:
@@ -140,18 +142,19 @@ class Solver:
         self._map[OPPOSITE[event.first], event.subject] = event.second, said
 
     def _receive(self, person: str, thing: str, said: int) -> None:
-        self._carried[person].add(thing)
-        self._hands[person].setdefault(thing, []).append(said)
-        self._holder[thing], self._handled[thing] = person, said
+        self._carried.setdefault(person, set()).add(thing)
+        self._handle(person, thing, said)
 
     def _release(self, person: str, thing: str, said: int) -> None:
-        self._carried[person].discard(thing)  # a story may leave out how somebody came by it
-        self._hands[person].setdefault(thing, []).append(said)
-        self._holder.pop(thing, None)
+        self._carried.setdefault(person, set()).discard(thing)  # a story may leave out how somebody came by it
+        self._handle(person, thing, said)
+
+    def _handle(self, person: str, thing: str, said: int) -> None:
+        self._hands.setdefault(person, {}).setdefault(thing, []).append(said)
         self._handled[thing] = said
 
     def _visit(self, thing: str, place: str, said: int) -> None:
-        visits = self._visits[thing]
+        visits = self._visits.setdefault(thing, [])
         if visits and visits[-1].place == place:
             visits.pop()  # it was there already; newer word of it
         visits.append(Visit(place, said))
@@ -160,6 +163,8 @@ class Solver:
 
     def _person(self, person: str) -> Answer:
         known = self._where[person]
+        if not known.sure:
+            raise KeyError(person)
         return Answer(known.places[0], (known.said,))
 
     def _object(self, thing: str) -> Answer:
@@ -168,7 +173,7 @@ class Solver:
 
     def _before(self, thing: str, place: str) -> Answer:
         visits = self._visits[thing]
-        last = max(number for number, visit in enumerate(visits) if visit.place == place) if visits else 0
+        last = max((number for number, visit in enumerate(visits) if visit.place == place), default=0)
         if last == 0:
             raise KeyError(place)
         return Answer(visits[last - 1].place, (self._handled[thing], visits[last].said, visits[last - 1].said))

@@ -22,13 +22,11 @@ import random
 from collections.abc import Iterator, Sequence
 
 from atlas_memory.data.options import check_choice, check_whole
-from atlas_memory.tasks.babilong.facts import TASKS, Asked, asked, read_stories, story_files
+from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Asked, asked, measuring_files, read_stories
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.background import BUILTIN, Background, open_background
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.samples import Cell, Sample, exact_match, haystack, with_spaces
-
-SIMULATOR = "simulator"
 
 
 class Facts:
@@ -40,7 +38,7 @@ class Facts:
         self.task, self.seed, self._paths = task, seed, paths
         self._read: list[Asked] | None = None
         if paths != SIMULATOR:
-            stories = [story for file in story_files(paths, task) for story in read_stories(file)]
+            stories = [story for file in measuring_files(paths, task) for story in read_stories(file)]
             self._read = list(asked(stories))
             random.Random(f"{task} {seed}").shuffle(self._read)
 

@@ -26,19 +26,19 @@ import numpy as np
 
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.lessons import Cut, check_options
-from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.data.options import check_choice, check_text, check_whole
 from atlas_memory.data.tokenizers import Encoder
-from atlas_memory.tasks.babilong.facts import TASKS, Question, Story, read_stories
+from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Question, Story, facts_digest, read_stories, story_files
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.stream import SIMULATOR
-from atlas_memory.tasks.background import BUILTIN, Background, open_background
-from atlas_memory.tasks.files import find_files
+from atlas_memory.tasks.background import BUILTIN, Background, background_digest, open_background
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.samples import STOPS, haystack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+HELD_OUT = 10  # of the stories of files every tenth is for validation
 
 
 class Line(NamedTuple):
@@ -123,18 +123,14 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", tuple(self.tasks))
-        object.__setattr__(self, "lengths", tuple(self.lengths))
-        object.__setattr__(self, "stages", tuple((begin, tuple(lengths)) for begin, lengths in self.stages))
-        for task in self.tasks or ("",):
+        object.__setattr__(self, "tasks", _listed("tasks", self.tasks, "[qa1, qa2]"))
+        for task in self.tasks:
             check_choice("task", task, TASKS)
-        for lengths in (self.lengths, *(lengths for _, lengths in self.stages)):
-            for length in lengths or (-1,):
-                check_whole("length", length, least=0)
-        for begin, _ in self.stages:
-            check_whole("document number in stages", begin, least=0)
-        if not 0 <= self.more_questions <= 1:
-            raise ValueError(f"more_questions={self.more_questions!r} must lie between 0 and 1.")
+        object.__setattr__(self, "lengths", _checked_lengths("lengths", self.lengths))
+        object.__setattr__(self, "stages", _checked_stages(self.stages))
+        for name in ("facts", "background"):
+            check_text(name, getattr(self, name))
+        _check_chance("more_questions", self.more_questions)
         check_whole("seed", self.seed, least=0)
 
     def lengths_at(self, number: int) -> tuple[int, ...]:
@@ -142,24 +138,74 @@ class TrainingConfig:
         return reached[-1] if reached else self.lengths
 
 
+def _listed(name: str, value: Any, example: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{name}={value!r} must be a list of one or more, such as {example}.")
+    return tuple(value)
+
+
+def _checked_lengths(name: str, lengths: Any) -> tuple[int, ...]:
+    for length in _listed(name, lengths, "[0, 4000]"):
+        check_whole(f"length in {name}", length, least=0)
+    return tuple(lengths)
+
+
+def _checked_stages(stages: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    accepted = f"stages={stages!r} must be pairs [document number, lengths] with rising numbers."
+    try:
+        pairs = [(begin, lengths) for begin, lengths in stages]
+    except (TypeError, ValueError) as error:
+        raise ValueError(accepted) from error
+    begins = [begin for begin, _ in pairs]
+    for begin in begins:
+        check_whole("document number in stages", begin, least=0)
+    if begins != sorted(set(begins)):
+        raise ValueError(accepted)
+    return tuple((begin, _checked_lengths("stages", lengths)) for begin, lengths in pairs)
+
+
+def _check_chance(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r} must be a number between 0 and 1.")
+
+
 class Babilong:
     """The exercise `babilong` of a recipe: the options are the fields of TrainingConfig."""
 
     def __init__(self, options: dict[str, Any], split: str = "train") -> None:
-        check_options("babilong", options, [field.name for field in dataclasses.fields(TrainingConfig)])
-        self.config, self.split = TrainingConfig(**options), split
+        self.config, self.split = self.check(options), split
         self._background = open_background(self.config.background)
         self._stories = {task: self._source(task) for task in self.config.tasks}
+
+    @staticmethod
+    def check(options: dict[str, Any]) -> TrainingConfig:
+        """What the options mean, or ValueError; no file is opened."""
+        check_options("babilong", options, [field.name for field in dataclasses.fields(TrainingConfig)])
+        return TrainingConfig(**options)
 
     def _source(self, task: str) -> Callable[[random.Random], Story]:
         if self.config.facts == SIMULATOR:
             return functools.partial(_simulated, task)
-        files = find_files("facts", self.config.facts, (".txt",))
-        named = [file for file in files if file.name.partition("_")[0].partition(".")[0] == task]
-        stories = [story for file in named for story in read_stories(file)]
-        if not stories:
-            raise ValueError(f"facts={self.config.facts!r} has no file of {task}, such as {task}_train.txt.")
-        return functools.partial(_drawn, stories)
+        stories = [story for file in story_files(self.config.facts, task) for story in read_stories(file)]
+        return functools.partial(_drawn, self._of_split(task, stories))
+
+    def _of_split(self, task: str, stories: list[Story]) -> list[Story]:
+        """No story is both learned from and measured with."""
+        if self.split == "all":
+            return stories
+        if self.split == "train":
+            return [story for number, story in enumerate(stories, 1) if number % HELD_OUT]
+        if len(stories) < HELD_OUT:
+            raise ValueError(
+                f"facts={self.config.facts!r} has {len(stories)} stories of {task}: too few to hold out every "
+                f"{HELD_OUT}th for split={self.split!r}; accepted: at least {HELD_OUT}, or facts={SIMULATOR!r}."
+            )
+        return stories[HELD_OUT - 1 :: HELD_OUT]
+
+    def description(self) -> str:
+        """Equal for equal documents: of files what is in them, not where they lie."""
+        facts, background = facts_digest(self.config.facts), background_digest(self.config.background)
+        return f"{dataclasses.replace(self.config, facts=facts, background=background)!r} {self.split}"
 
     def lines(self, number: int) -> Iterator[Line]:
         """Document n is a function of the options, the split and n."""
@@ -182,7 +228,7 @@ class BabilongLessons:
 
     def __init__(self, exercise: Babilong, encoder: Encoder) -> None:
         self.exercise, self.encoder, self.pad = exercise, encoder, encoder.pad
-        described = f"{exercise.config!r} {exercise.split} {encoder.fingerprint}"
+        described = f"{exercise.description()} {encoder.fingerprint}"
         self.digest = hashlib.sha256(described.encode()).hexdigest()
         self._keep()
 

@@ -5,7 +5,7 @@ The harness itself (`pip install 'atlas-memory[eval]'`) is imported when an eval
 """
 
 from atlas_memory.tasks.paper.groups import ALL, GROUPS, EvaluationError, PaperTask, paper_tasks
-from atlas_memory.tasks.paper.report import Report, Score, check_output, write_json
+from atlas_memory.tasks.paper.report import Report, Score
 from atlas_memory.tasks.paper.run import Request, evaluate
 
 __all__ = [
@@ -16,8 +16,6 @@ __all__ = [
     "Report",
     "Request",
     "Score",
-    "check_output",
     "evaluate",
     "paper_tasks",
-    "write_json",
 ]

@@ -1,17 +1,14 @@
-"""What an evaluation found: scores, their averages, and a file that is whole or absent."""
+"""What an evaluation found: scores and their averages."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from atlas_memory.files import write_whole
-from atlas_memory.tasks.paper.groups import GROUPS, EvaluationError, PaperTask, paper_tasks
+from atlas_memory.files import finite
+from atlas_memory.tasks.paper.groups import GROUPS, PaperTask, paper_tasks
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: a number that is not finite becomes null."""
-        return _finite({**asdict(self), "averages": self.averages()})
+        content: dict[str, Any] = finite({**asdict(self), "averages": self.averages()})
+        return content
 
 
 def scores_of(results: dict[str, Any], tasks: Sequence[PaperTask]) -> list[Score]:
@@ -72,25 +70,3 @@ def _score(results: dict[str, Any], task: PaperTask, metric: str) -> Score:
         rows=results["n-samples"][task.name]["effective"],
         version=str(results["versions"].get(task.name)),
     )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def check_output(path: Path) -> None:
-    """Fail before the work, not after it, where the result could not be written."""
-    if path.is_dir():
-        raise EvaluationError(f"out={str(path)!r} is a folder. It should be the file to write.")
-    if not path.parent.is_dir():
-        raise EvaluationError(f"out={str(path)!r}: the folder {str(path.parent)!r} does not exist.")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Numbers that are not finite must have been taken out: JSON has none."""
-    check_output(path)
-    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
