@@ -12,7 +12,7 @@ from accelerate.utils import is_tensorboard_available, is_trackio_available, is_
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from atlas_memory.files import write_whole
+from atlas_memory.files import finite, write_whole
 from atlas_memory.train.recipe import Recipe
 
 LOG = "log.jsonl"
@@ -50,11 +50,7 @@ def forget_after(run: Path, step: int) -> None:
 
 
 def _as_text(line: dict[str, Any]) -> str:
-    """JSON knows no NaN: null stands for it, and for the infinities."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
-    }
-    return json.dumps(finite, allow_nan=False) + "\n"
+    return json.dumps(finite(line), allow_nan=False) + "\n"
 
 
 class Records:
