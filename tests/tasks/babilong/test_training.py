@@ -44,6 +44,14 @@ def test_all_questions_of_a_story_are_asked_in_place() -> None:
             solver.tell(line.text)
 
 
+def test_more_questions_count_after_every_sentence_from_which_anything_is_known() -> None:
+    story = simulate("qa4", 3)
+    told = list(document_lines(story, 0, open_background(), "0", more_questions=3))
+    asked = [bool(line.answer) for line in told]
+    assert asked == [False, *[True] * 3, False, *[True] * 3, True]
+    assert sum(bool(line.answer) for line in document_lines(story, 0, open_background(), "0", 2.5)) in (5, 6, 7)
+
+
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa4", "qa5"])
 def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
     solver, asked = Solver(), 0
@@ -168,9 +176,9 @@ def test_lessons_are_the_same_where_their_files_are(tmp_path: Path) -> None:
         ({"stages": [["5", [0]]]}, "document number in stages='5' must be a whole number"),
         ({"stages": [[5, [0]], [3, [9]]]}, "stages=[[5, [0]], [3, [9]]] must be pairs [document number, lengths] with"),
         ({"stages": [[5, [0]], [5, [9]]]}, "with rising numbers"),
-        ({"more_questions": "x"}, "more_questions='x' must be a number between 0 and 1"),
-        ({"more_questions": None}, "more_questions=None must be a number between 0 and 1"),
-        ({"more_questions": True}, "more_questions=True must be a number between 0 and 1"),
+        ({"more_questions": "x"}, "more_questions='x' must be a number of at least 0"),
+        ({"more_questions": None}, "more_questions=None must be a number of at least 0"),
+        ({"more_questions": True}, "more_questions=True must be a number of at least 0"),
         ({"facts": 5}, "facts=5 must be a word or a path"),
         ({"background": None}, "background=None must be a word or a path"),
         ({"seed": "x"}, "seed='x' must be a whole number"),
@@ -188,8 +196,8 @@ def test_choices_are_checked() -> None:
         TrainingConfig(lengths=(-1,))
     with pytest.raises(ValueError, match="document number in stages=-1"):
         TrainingConfig(stages=((-1, (0,)),))
-    with pytest.raises(ValueError, match=r"more_questions=1\.5 must be a number between"):
-        TrainingConfig(more_questions=1.5)
+    with pytest.raises(ValueError, match=r"more_questions=-1\.5 must be a number of"):
+        TrainingConfig(more_questions=-1.5)
     with pytest.raises(ValueError, match="option of babilong='length' is not a choice; allowed: tasks, lengths"):
         lessons(length=0)
     with pytest.raises(ValueError, match="epochs=1 must be None: exercises have no end"):

@@ -53,7 +53,7 @@ def document_lines(
 ) -> Iterator[Line]:
     """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end.
 
-    more_questions: the chance that a sentence is followed by a question of ours, about anything that is known by then.
+    more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then.
     """
     told: list[tuple[str, Question | None]] = list(story.lines())
     if more_questions:
@@ -77,7 +77,7 @@ def document_lines(
 
 
 def _asked_more(
-    told: Iterable[tuple[str, Question | None]], chance: float, draw: random.Random
+    told: Iterable[tuple[str, Question | None]], number: float, draw: random.Random
 ) -> Iterator[tuple[str, Question | None]]:
     """With two and three supporting facts, what lies between fact and answer is asked for too."""
     solver, sentences = Solver(), 0
@@ -87,7 +87,9 @@ def _asked_more(
             continue
         solver.tell(text)
         sentences += 1
-        if (known := solver.answerable()) and draw.random() < chance:
+        if not (known := solver.answerable()):
+            continue
+        for _ in range(int(number) + (draw.random() < number % 1)):
             asked = draw.choice(known[draw.choice(list(known))])
             yield asked, Question(asked, solver.answer(asked).text, (), sentences)
 
@@ -119,7 +121,7 @@ class TrainingConfig:
     stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
-    more_questions: float = 0.0  # the chance of a further question after a sentence
+    more_questions: float = 0.0  # further questions after a sentence, on average
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -130,7 +132,7 @@ class TrainingConfig:
         object.__setattr__(self, "stages", _checked_stages(self.stages))
         for name in ("facts", "background"):
             check_text(name, getattr(self, name))
-        _check_chance("more_questions", self.more_questions)
+        _check_mean("more_questions", self.more_questions)
         check_whole("seed", self.seed, least=0)
 
     def lengths_at(self, number: int) -> tuple[int, ...]:
@@ -164,9 +166,9 @@ def _checked_stages(stages: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((begin, _checked_lengths("stages", lengths)) for begin, lengths in pairs)
 
 
-def _check_chance(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name}={value!r} must be a number between 0 and 1.")
+def _check_mean(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r} must be a number of at least 0.")
 
 
 class Babilong:
