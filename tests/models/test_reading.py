@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from atlas_memory.models.configuration_atlas import BACKBONES
+from atlas_memory.models.configuration_atlas import ATTENTION_LAYERS, BACKBONES
 from tests.models.support import small_model, token_ids
 from tests.support import assert_close
 
@@ -35,10 +35,15 @@ def test_sources(source: str, step: int) -> None:
     assert_close(model(more, past_key_values=cache).logits, expected)
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_going_on(backbone: str) -> None:
+LAYERS = {name: {"backbone": name} for name in BACKBONES} | {
+    name: {"layer_types": [name], "num_hidden_layers": 1} for name in ATTENTION_LAYERS
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_going_on(layers: str) -> None:
     """Reading leaves out what only the output needs; what is remembered is the same."""
-    model, ids = small_model(backbone=backbone), token_ids(2, COUNT)
+    model, ids = small_model(**LAYERS[layers]), token_ids(2, COUNT)
     cache = model.read(ids[:, :9], progress=False)
     assert model.read(ids[:, 9:], cache, progress=False) is cache
     whole = model(ids).past_key_values

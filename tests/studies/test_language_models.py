@@ -15,7 +15,7 @@ from atlas_memory.cli.studying import count
 from atlas_memory.data import train_tokenizer
 from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.models.accounting import count_parameters, fitted_config
-from atlas_memory.studies import language_models
+from atlas_memory.studies import language_models, runs
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE, Study, quick_study, run_study
 from atlas_memory.studies.summaries import Result, figure, markdown, summarise
 from atlas_memory.train import Recipe
@@ -40,13 +40,13 @@ def test_a_study_is_continued_and_never_repeated(tmp_path: Path, monkeypatch: py
     assert len(json.loads((out / RESULTS).read_text(encoding="utf-8"))["runs"]) == 2
     shutil.rmtree(out / "runs" / "titans-seed0" / "final")  # as if it had been killed before its end
     trained = []
-    train = language_models.train
+    train = runs.train
 
     def watched(recipe: object, folder: Path, **options: object) -> Path:
         trained.append(folder.name)
         return train(recipe, folder, **options)
 
-    monkeypatch.setattr(language_models, "train", watched)
+    monkeypatch.setattr(runs, "train", watched)
     assert run_study(study, out, progress=False) == first
     assert trained == ["titans-seed0"]
     with pytest.raises(ValueError, match=r"holds gated_deltanet-seed0 with .*=.*another folder"):
@@ -60,7 +60,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise InterruptedError("training begins")
 
-    monkeypatch.setattr(language_models, "train", stop)
+    monkeypatch.setattr(runs, "train", stop)
 
 
 def test_a_tokenizer_is_of_one_study(tmp_path: Path, untrained: None) -> None:
@@ -104,14 +104,14 @@ def test_a_tokenizer_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_there_is_a_figure_after_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, out = language_models.train, tmp_path / "study"
+    train, out = runs.train, tmp_path / "study"
 
     def first_alone(recipe: Recipe, folder: Path, **options: bool) -> Path:
         if folder.name == "titans-seed0":
             raise InterruptedError
         return train(recipe, folder, **options)
 
-    monkeypatch.setattr(language_models, "train", first_alone)
+    monkeypatch.setattr(runs, "train", first_alone)
     with pytest.raises(InterruptedError):
         run_study(tiny(tmp_path), out, progress=False)
     assert all((out / name).is_file() for name in (RESULTS, TABLE, FIGURE))

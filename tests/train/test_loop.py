@@ -56,6 +56,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "data": SEGMENTS,
         "loop": {"steps": STEPS, "write_penalty": 0.5},
     },
+    "memory tokens": {
+        "model": {"preset": None, "layer_types": ["memory_tokens"], "num_hidden_layers": 1, "segment_length": 5},
+        "data": SEGMENTS,
+    },
     "transformer": {"model": {"preset": "transformer", "backbone": "lmm", "memory": {}}, "data": SEGMENTS},
 }
 

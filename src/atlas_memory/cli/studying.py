@@ -10,9 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from atlas_memory.cli.application import app, console, refused, speak
-from atlas_memory.studies import language_models, token_tasks
+from atlas_memory.studies import language_models, long_texts, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
 from atlas_memory.tasks import mad
+from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
+from atlas_memory.tasks.background import BUILTIN
+from atlas_memory.tasks.lengths import parse_lengths
 
 studies = typer.Typer(help="Train and compare many models.", no_args_is_help=True)
 app.add_typer(studies, name="study")
@@ -73,13 +76,48 @@ def study_language_models(
     console.print(f"The study is in {out}", markup=False)
 
 
-ALL_MODELS = ",".join(MODELS)
+ALL_MODELS, ALL_LONG = ",".join(MODELS), ",".join(long_texts.MODELS)
 Models = Annotated[str, typer.Option(help="With commas between.")]
 Steps = Annotated[int, typer.Option(help="Of each model.", min=1)]
 Seeds = Annotated[int, typer.Option(help="Runs of each model on each task.", min=1)]
 Scale = Annotated[str, typer.Option(help="small (minutes a model) or public.")]
 Out = Annotated[Path, typer.Option(help="Folder of the study; the same folder again goes on with it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+@studies.command("babilong")
+def study_babilong(
+    out: Out,
+    recipe: Annotated[str, typer.Option(help="A path or a shipped name: how all models are trained.")] = "babilong",
+    models: Annotated[str, typer.Option(help="With commas between.")] = ALL_LONG,
+    seeds: Seeds = 1,
+    tasks: Annotated[str, typer.Option(help="Of the evaluation, with commas between.")] = ",".join(TASKS[:5]),
+    lengths: Annotated[str, typer.Option(help="Of the evaluation, in GPT-2 tokens, such as 0k,4k,1M.")] = "0k,4k,128k",
+    samples: Annotated[int, typer.Option(help="Of each task and length.", min=1)] = 25,
+    facts: Annotated[str, typer.Option(help="As of eval babilong.")] = SIMULATOR,
+    background: Annotated[str, typer.Option(help="As of eval babilong.")] = BUILTIN,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the recipe, as loop.steps=500.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps, built-in text: does everything run?")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train the family on BABILong by one recipe, and draw accuracy against length.
+
+    Example: atlas-memory study babilong --quick --models gated_deltanet,window --out studies/babilong
+    """
+    speak()
+    try:
+        chosen = tuple(models.split(","))
+        study = long_texts.quick_study(chosen)
+        if not quick:
+            read = (tuple(tasks.split(",")), tuple(parse_lengths(lengths)), samples, facts, background)
+            study = long_texts.Study(recipe, tuple(changes or ()), chosen, seeds, *read)
+        long_texts.run_study(study, out, progress=not quiet)
+    except (ValueError, ImportError, OSError) as error:
+        raise refused(error) from error
+    typer.echo((out / long_texts.TABLE).read_text(encoding="utf-8"))
+    console.print(f"The study is in {out}", markup=False)
 
 
 @studies.command("mqar")

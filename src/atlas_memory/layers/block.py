@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory import Memory
-from atlas_memory.layers.mixers import MIXERS, GatedUnion, Parts
+from atlas_memory.layers.mixers import MIXERS, GatedUnion, Parts, TokenStack
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.layers.states import AttentionState, BlockState
 from atlas_memory.ops import MemoryState
@@ -34,8 +34,9 @@ class Block(Parts):
     """One layer of a model: (B, T, dim) → (B, T, dim), and the state to go on from.
 
     mixer: a row of MIXERS. heads, window, segment, persistent, theta: of attention, where the mixer has one: window for
-    MAL, MAG and sliding attention, segment for MAC. preset, memory_heads, memory: of the memory, where it has one;
-    `memory` holds further arguments of Memory, any field of MemorySpec among them. inner: hidden width of the SwiGLU.
+    MAL, MAG and sliding attention, segment for MAC. tokens, depth: of memory tokens between segments, and of the layers
+    that share them. preset, memory_heads, memory: of the memory, where it has one; `memory` holds further arguments of
+    Memory, any field of MemorySpec among them. inner: hidden width of the SwiGLU.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Block(Parts):
         window: int = 512,
         segment: int = 256,
         persistent: int = 0,
+        tokens: int = 8,
+        depth: int = 1,
         theta: float = 10_000.0,
         preset: str = "atlas",
         memory_heads: int = 4,
@@ -68,6 +71,17 @@ class Block(Parts):
         if row.attention == "segment" and segment % self.memory.spec.anchor_chunk:
             chunk = self.memory.spec.anchor_chunk
             raise ValueError(f"segment={segment} must be a multiple of the memory's chunk={chunk}.")
+        if row.stack:
+            size = segment + 2 * tokens  # of which a token sees all
+            kept: dict[str, Any] = {
+                "inner": inner,
+                "heads": heads,
+                "window": size,
+                "persistent": persistent,
+                "theta": theta,
+                "eps": eps,
+            }
+            self.stack = TokenStack([Block(dim, "sliding_attention", **kept) for _ in range(depth)], dim, tokens)
         if row.between:
             self.between = RMSNorm(dim, eps=eps)
         if row.union:
@@ -111,5 +125,5 @@ class Block(Parts):
             if isinstance(part, MemoryState) and part.spec != self.memory.spec:
                 differences = part.spec.differences(self.memory.spec)
                 raise ValueError(f"state belongs to another memory; fields differ: {differences}.")
-            if isinstance(part, AttentionState):
+            if isinstance(part, AttentionState) and MIXERS[self.mixer].attention is not None:
                 self.attention.check_state(part)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory import Memory
 from atlas_memory.layers.norm import RMSNorm
-from atlas_memory.layers.states import AttentionState, choose_rows
+from atlas_memory.layers.states import AttentionState, BlockState, choose_rows
 from atlas_memory.ops import MemoryState
 from atlas_memory.ops.packing import take_rows
 
@@ -30,7 +30,47 @@ class Parts(nn.Module):
     attention: Attention
     between: RMSNorm  # MAL: before attention
     union: GatedUnion  # MAG, MAC
-    segment: int  # of MAC
+    stack: TokenStack  # memory tokens
+    segment: int  # of MAC and memory tokens
+
+
+class TokenStack(nn.Module):
+    """Layers of attention that read segment after segment, with memory tokens before each and after it.
+
+    They are one module, as what the last of them says of the tokens after a segment is what the first of them is given
+    before the next. layers: blocks of attention over a window of a segment and both kinds of memory tokens.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], dim: int, tokens: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.first = nn.Parameter(torch.randn(tokens, dim) * 0.02)  # before the first segment
+        self.writing = nn.Parameter(torch.randn(tokens, dim) * 0.02)  # after each
+
+    def forward(
+        self, x: Tensor, state: AttentionState | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, AttentionState]:
+        """x (B, T, dim) within a segment; the state holds all layers, one beside the other among the heads."""
+        count, states = len(self.layers), []
+        for place, layer in enumerate(self.layers):
+            before = None if state is None else BlockState({"attention": _part(state, place, count)})
+            x, after = layer(x, before, mask=mask)
+            states.append(after.parts["attention"])
+        keys, values = (torch.cat([getattr(part, name) for part in states], dim=3) for name in ("keys", "values"))
+        return x, AttentionState(keys, values, states[0].position)
+
+    def begun(self, memory: Tensor) -> AttentionState:
+        """Before a segment: memory (B, tokens, dim) is read."""
+        return self(memory, None)[1]
+
+    def memory(self, state: AttentionState) -> Tensor:
+        """After a segment: what is taken along, (B, tokens, dim)."""
+        said: Tensor = self(self.writing.expand(state.batch, -1, -1), state)[0]
+        return said
+
+
+def _part(state: AttentionState, place: int, count: int) -> AttentionState:
+    return state.map(lambda tensor: tensor.chunk(count, dim=3)[place])
 
 
 class GatedUnion(nn.Module):
@@ -117,6 +157,35 @@ def _before_the_call(parts: Parts, x: Tensor, state: States) -> tuple[MemoryStat
     return live, live, looking
 
 
+def memory_tokens(parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool) -> tuple[Tensor, States]:
+    """Segment-recurrent attention (RMT): between segments nothing remains but the memory tokens."""
+    stack, tokens, batch = parts.stack, len(parts.stack.first), len(lengths)
+    read, live = state.get("read"), state.get("attention")
+    if not isinstance(read, AttentionState) or not isinstance(live, AttentionState):
+        nothing = x.new_zeros(batch, 0, 1, 1, 1)
+        read, live = AttentionState(nothing, nothing, (0,) * batch), stack.begun(stack.first.expand(batch, -1, -1))
+    outputs, starts, places = [], [0] * batch, _Places(batch, x.shape[1])
+    while True:
+        room = [parts.segment + tokens - n for n in live.position]
+        counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
+        width = max(counts, default=0)
+        step, mask = take_rows(x, starts, width, counts), real_tokens(counts, width)
+        answers, live = stack(step, live, mask)
+        outputs.append(answers)
+        places.add(starts, counts, width)
+        ended = [n == free for n, free in zip(counts, room, strict=True)]
+        if any(ended):
+            live = live.replaced(ended, stack.begun(stack.memory(live)))
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
+        if all(start == n for start, n in zip(starts, lengths, strict=True)):
+            break
+    position = tuple(n + new for n, new in zip(read.position, lengths, strict=True))
+    return parts.norm(places.gather(torch.cat(outputs, dim=1))), {
+        "read": AttentionState(read.keys, read.values, position),
+        "attention": live,
+    }
+
+
 class _Places:
     """Where each token of the rows stands among the outputs of the steps, one after another."""
 
@@ -152,6 +221,7 @@ class Mixer(NamedTuple):
     attention: str | None = None  # "full", "window", or "segment", which has the memory's answers as a second source
     between: bool = False
     union: bool = False
+    stack: bool = False
 
 
 MIXERS: dict[str, Mixer] = {
@@ -161,4 +231,5 @@ MIXERS: dict[str, Mixer] = {
     "mac": Mixer(memory_as_context, ("memory", "before", "attention"), memory=True, attention="segment", union=True),
     "full_attention": Mixer(attention_alone, ("attention",), attention="full"),
     "sliding_attention": Mixer(attention_alone, ("attention",), attention="window"),
+    "memory_tokens": Mixer(memory_tokens, ("read", "attention"), stack=True),
 }

@@ -68,6 +68,16 @@ class AttentionState(Verbs):
         position = tuple(0 if restart else n for restart, n in zip(rows, self.position, strict=True))
         return dataclasses.replace(self, position=position)
 
+    def replaced(self, rows: Sequence[bool], other: AttentionState) -> AttentionState:
+        """The marked rows as in another state, of the same shape unless it has read nothing."""
+        if not any(other.position):
+            return self.restarted(rows)
+        marked = torch.tensor(rows, device=self.keys.device)[:, None, None, None, None]
+        position = tuple(b if mark else a for mark, a, b in zip(rows, self.position, other.position, strict=True))
+        return AttentionState(
+            torch.where(marked, other.keys, self.keys), torch.where(marked, other.values, self.values), position
+        )
+
     def check(self, batch: int, device: torch.device) -> None:
         """Raise unless `batch` rows on `device` can go on from here."""
         if self.batch != batch:
@@ -115,7 +125,8 @@ class BlockState(Verbs):
             if isinstance(part, MemoryState) and isinstance(start, MemoryState):
                 return choose_rows(rows, start, part).with_entries_aligned()
             assert isinstance(part, AttentionState)
-            return part.restarted(rows)
+            assert isinstance(start, AttentionState)
+            return part.replaced(rows, start)
 
         return BlockState({name: restart(name, part) for name, part in self.parts.items()})
 

@@ -97,11 +97,12 @@ def fitted_config(
     initial: the number includes the initial values of fast weights, as a comparison of small models must.
     """
     _check_not_fitted(fields)
-    config = AtlasConfig(**{**fields, "intermediate_size": width_step})
-    slow, fast = count_parameters(config)
-    per_step = 3 * config.hidden_size * width_step * config.num_hidden_layers  # SwiGLU: three matrices per layer
-    steps = 1 + max(0, round((parameters - slow - (fast if initial else 0)) / per_step))
-    return AtlasConfig(**{**fields, "intermediate_size": width_step * steps})
+
+    def made(steps: int) -> AtlasConfig:
+        return AtlasConfig(**{**fields, "intermediate_size": width_step * steps})
+
+    (slow, fast), (more, _) = (count_parameters(made(steps)) for steps in (1, 2))
+    return made(1 + max(0, round((parameters - slow - (fast if initial else 0)) / (more - slow))))
 
 
 def count_parameters(config: AtlasConfig) -> tuple[int, int]:

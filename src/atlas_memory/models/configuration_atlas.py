@@ -25,8 +25,10 @@ class AtlasConfig(PreTrainedConfig):
     preset: the memory, a name of `presets.names()`. backbone: how memory and attention share a layer: lmm, mal, mag or
     mac. memory: further fields of MemorySpec, or convolution, initial_rank and rotary of the layer; for every memory.
     memory_heads: heads of the memory, whose key width is its own. layer_types: for each layer a preset, which stands in
-    the backbone, or "full_attention" or "sliding_attention"; None: the preset everywhere. sliding_window: of attention
-    in mal, mag and sliding layers. segment_length: of mac. persistent_tokens: learned keys and values of attention.
+    the backbone, or "full_attention", "sliding_attention" or "memory_tokens"; None: the preset everywhere. A layer of
+    memory tokens is a whole segment-recurrent Transformer (RMT): memory_token_layers layers, and memory_tokens tokens
+    taken along from segment to segment. sliding_window: of attention in mal, mag and sliding layers. segment_length: of
+    mac and memory tokens. persistent_tokens: learned keys and values of attention.
     intermediate_size: None: 8/3 of the hidden size, in steps of 64.
     """
 
@@ -48,6 +50,8 @@ class AtlasConfig(PreTrainedConfig):
         sliding_window: int = 512,
         segment_length: int = 256,
         persistent_tokens: int = 0,
+        memory_tokens: int = 8,
+        memory_token_layers: int = 2,
         rope_theta: float = 10_000.0,
         rms_norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
@@ -65,6 +69,7 @@ class AtlasConfig(PreTrainedConfig):
         self.backbone, self.memory_heads, self.memory = backbone, memory_heads, dict(memory or {})
         self.sliding_window, self.segment_length = sliding_window, segment_length
         self.persistent_tokens = persistent_tokens
+        self.memory_tokens, self.memory_token_layers = memory_tokens, memory_token_layers
         self.rope_theta, self.rms_norm_eps, self.initializer_range = rope_theta, rms_norm_eps, initializer_range
         self.use_cache, self.tie_word_embeddings = use_cache, tie_word_embeddings
         self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
@@ -102,6 +107,8 @@ class AtlasConfig(PreTrainedConfig):
             "window": self.sliding_window,
             "segment": self.segment_length,
             "persistent": self.persistent_tokens,
+            "tokens": self.memory_tokens,
+            "depth": self.memory_token_layers,
             "theta": self.rope_theta,
             "preset": None if attention else layer_type,
             "memory_heads": self.memory_heads,
@@ -111,7 +118,8 @@ class AtlasConfig(PreTrainedConfig):
 
     def _check_numbers(self) -> None:
         counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in (*counts, "memory_heads", "sliding_window", "segment_length", "persistent_tokens"):
+        more = ("memory_heads", "sliding_window", "segment_length", "memory_tokens", "memory_token_layers")
+        for name in (*counts, *more, "persistent_tokens"):
             value, least = getattr(self, name), 0 if name == "persistent_tokens" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")

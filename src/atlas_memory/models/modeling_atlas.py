@@ -17,7 +17,7 @@ from transformers.utils import can_return_tuple
 
 from atlas_memory.layers import Attention, Block, BlockState, Memory
 from atlas_memory.layers.memory import InitialWeights
-from atlas_memory.layers.mixers import real_tokens
+from atlas_memory.layers.mixers import TokenStack, real_tokens
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.models.configuration_atlas import LAYER_OPTIONS, AtlasConfig
@@ -58,9 +58,13 @@ class AtlasDecoderLayer(GradientCheckpointingLayer):
         return x, state if keep_state else None
 
     def _touching_initial_weights(self, x: Tensor) -> Tensor:
-        """x. Where no row starts anew they would have no gradient, and processes that train together wait for it."""
-        initial = [module for module in self.modules() if isinstance(module, InitialWeights)]
-        weights = [parameter.flatten()[:1] for module in initial for parameter in module.parameters()]
+        """x. Where no row starts anew they would have no gradient, and processes that train together wait for it.
+
+        The same is true of memory tokens where no segment begins or ends.
+        """
+        initial = [x for module in self.modules() if isinstance(module, InitialWeights) for x in module.parameters()]
+        tokens = [x for module in self.modules() if isinstance(module, TokenStack) for x in module.parameters(False)]
+        weights = [parameter.flatten()[:1] for parameter in (*initial, *tokens)]
         return x + 0.0 * torch.cat(weights).sum() if weights else x
 
 
@@ -87,6 +91,9 @@ class AtlasPreTrainedModel(PreTrainedModel):
                 initialization.copy_(module.get_parameter(name), parameter)
         elif isinstance(module, Attention) and module.persistent is not None:
             initialization.normal_(module.persistent, std=module.width**-0.5)
+        elif isinstance(module, TokenStack):
+            for parameter in (module.first, module.writing):
+                initialization.normal_(parameter, std=self.config.initializer_range)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from atlas_memory.data import SourceConfig, load_tokenizer, read_documents, train_tokenizer
 from atlas_memory.data.folders import recover, replace_folder
@@ -20,12 +17,13 @@ from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.files import finite, write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.models.configuration_atlas import AtlasConfig
+from atlas_memory.studies.runs import check_same, finished, run_folder, trained
 from atlas_memory.studies.summaries import Result, figure, markdown, summarise
-from atlas_memory.train import DivergedError, Recipe, load_recipe, train
-from atlas_memory.train.loop import FINAL, MADE_FROM, RECIPE
+from atlas_memory.train import Recipe, load_recipe
+from atlas_memory.train.loop import MADE_FROM
 from atlas_memory.train.plot import figure_class
 from atlas_memory.train.recipe_files import differences
-from atlas_memory.train.records import LOG, read_log
+from atlas_memory.train.records import read_log
 
 # Name in the table → what distinguishes the model. Everything else is the base recipe's.
 MODELS: dict[str, dict[str, str]] = {
@@ -42,7 +40,6 @@ WIDTH_STEP = 8  # of feed-forward layers: 64 would miss the number of parameters
 TOLERANCE = 0.02  # of the number of parameters, else the comparison would not be one of equals
 EVALUATIONS = 10  # points of a curve
 RESULTS, TABLE, FIGURE = "results.json", "table.md", "figure.png"
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,37 +102,14 @@ def run_study(study: Study, out: Path, progress: bool = True) -> list[Result]:
         (model, seed): _recipe(study, base, model, seed) for seed in range(study.seeds) for model in study.models
     }
     for (model, seed), recipe in recipes.items():
-        _check_same(run_folder(out, model, seed), recipe)
+        check_same(run_folder(out, model, seed), recipe)
     results: list[Result] = []
     for (model, seed), recipe in recipes.items():
         folder = run_folder(out, model, seed)
-        diverged = not finished(folder, recipe) and not _trained(folder, recipe, progress)
+        diverged = not finished(folder, recipe) and not trained(folder, recipe, progress)
         results.append(_result(folder, recipe, model, seed, diverged))
         _write(study, results, out)
     return results
-
-
-def run_folder(out: Path, model: str, seed: int) -> Path:
-    return out / "runs" / f"{model}-seed{seed}"
-
-
-def finished(folder: Path, recipe: Recipe) -> bool:
-    """Whether a run has taken all its steps and saved its model."""
-    recover(folder / FINAL)
-    if not (folder / FINAL).is_dir() or not (folder / LOG).is_file():
-        return False
-    return max((line["step"] for line in read_log(folder)), default=0) >= recipe.loop.steps
-
-
-def _trained(folder: Path, recipe: Recipe, progress: bool) -> bool:
-    """False: it diverged, which is a result too."""
-    _log.info("Training %s.", folder.name)
-    try:
-        train(recipe, folder, resume=True, progress=progress)
-    except DivergedError as error:
-        _log.warning("%s: %s", folder.name, error)
-        return False
-    return True
 
 
 def _base_recipe(study: Study, out: Path) -> Recipe:
@@ -180,7 +154,7 @@ def _made_from(study: Study, base: Recipe) -> dict[str, Any]:
 
 
 def _check_same_tokenizer(folder: Path, made_from: Mapping[str, Any]) -> None:
-    """Without a note, as older studies have it, the vocabulary is counted; other data are seen by `_check_same`."""
+    """Without a note, as older studies have it, the vocabulary is counted; other data are seen by `check_same`."""
     if (folder / MADE_FROM).is_file():
         before = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
     else:
@@ -213,20 +187,6 @@ def _fitted(study: Study, fields: dict[str, Any], vocabulary: int, model: str) -
             "layers that come nearest; take more, a smaller vocabulary or a smaller shape."
         )
     return config
-
-
-def _check_same(folder: Path, recipe: Recipe) -> None:
-    """A run of other settings must be neither counted nor continued."""
-    if not (folder / RECIPE).is_file():
-        return
-    before = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-    changed = differences(before, recipe.to_dict())
-    if changed:
-        field, old, new = changed[0]
-        raise ValueError(
-            f"out={str(folder.parents[1])!r} holds {folder.name} with {field}={old!r}, and not {new!r}; "
-            "give the same settings, or another folder."
-        )
 
 
 def _result(folder: Path, recipe: Recipe, model: str, seed: int, diverged: bool) -> Result:

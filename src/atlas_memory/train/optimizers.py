@@ -9,6 +9,7 @@ from torch import nn
 
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.memory import InitialWeights, Memory
+from atlas_memory.layers.mixers import TokenStack
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.train.recipe import OptimizerConfig
 
@@ -24,7 +25,7 @@ KINDS: dict[str, Kind] = {
     "head": Kind(muon=False, decays=True),
     "initial": Kind(muon=False, decays=True),  # of fast weights, one matrix a head
     "convolution": Kind(muon=False, decays=True),
-    "persistent": Kind(muon=False, decays=True),
+    "persistent": Kind(muon=False, decays=True),  # tokens that are learned, of attention or between segments
     "gate": Kind(muon=False, decays=False),
     "norm": Kind(muon=False, decays=False),
     "coefficient": Kind(muon=False, decays=False),
@@ -63,8 +64,10 @@ def _own_kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
         return "bias"
     if isinstance(module, nn.Linear):
         return "head" if name.endswith("lm_head.weight") else "matrix"
-    known = {"mixing": "convolution", "coefficients": "coefficient", "persistent": "persistent"}
-    if leaf in known and (isinstance(module, Memory) or leaf == "persistent"):
+    if leaf == "persistent" or isinstance(module, TokenStack):
+        return "persistent"
+    known = {"mixing": "convolution", "coefficients": "coefficient"}
+    if leaf in known and isinstance(module, Memory):
         return known[leaf]
     raise ValueError(f"parameter {name} of shape {tuple(parameter.shape)} has no kind; known: {', '.join(KINDS)}.")
 

@@ -1,0 +1,153 @@
+"""Models of the family on BABILong: trained by one recipe, then read with, far beyond the lengths of the training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.files import write_whole
+from atlas_memory.models.accounting import count_parameters, fitted_config
+from atlas_memory.models.configuration_atlas import AtlasConfig
+from atlas_memory.studies.language_models import FIGURE, TABLE, WIDTH_STEP
+from atlas_memory.studies.runs import check_same, finished, run_folder, trained
+from atlas_memory.tasks import figures
+from atlas_memory.tasks.babilong import stream
+from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
+from atlas_memory.tasks.background import BUILTIN
+from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.lengths import length_name
+from atlas_memory.tasks.results import Report, means
+from atlas_memory.train import Recipe, load_recipe
+from atlas_memory.train.loop import FINAL
+from atlas_memory.train.plot import figure_class
+
+BASE, REPORT = "babilong", "babilong.json"
+
+
+def _after_attention(preset: str, **memory: Any) -> dict[str, Any]:
+    """Two layers of a memory behind one of attention, as in the shipped model."""
+    layers = ["sliding_attention", preset, preset]
+    memory = {"gates": "hard", "tie_retention": True, **memory}
+    return {"preset": preset, "layer_types": layers, "num_hidden_layers": len(layers), "memory": memory}
+
+
+# Name in the table → what distinguishes the model from the recipe's. Feed-forward layers make up for the parameters.
+MODELS: dict[str, dict[str, Any]] = {
+    "gated_deltanet": _after_attention("gated_deltanet", key_width=32),
+    "titans": _after_attention("titans", key_width=32),
+    # Polynomial features grow with the square of the keys' width.
+    "omeganet": _after_attention("omeganet", key_width=16),
+    "atlas": _after_attention("atlas", key_width=16),
+    "window": {"preset": None, "layer_types": ["sliding_attention"] * 3, "num_hidden_layers": 3},
+    "memory_tokens": {
+        "preset": None,
+        "layer_types": ["memory_tokens"],
+        "num_hidden_layers": 1,
+        "memory_token_layers": 3,
+        "segment_length": 64,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """recipe: a path or a shipped name; changes: `section.field=value` of it. The rest: as of `eval babilong`."""
+
+    recipe: str = BASE
+    changes: tuple[str, ...] = ()
+    models: tuple[str, ...] = tuple(MODELS)
+    seeds: int = 1
+    tasks: tuple[str, ...] = TASKS[:5]
+    lengths: tuple[int, ...] = (0, 4000, 128_000)
+    samples: int = 25
+    facts: str = SIMULATOR
+    background: str = BUILTIN
+
+    def __post_init__(self) -> None:
+        for model in self.models or ("",):
+            check_choice("model", model, tuple(MODELS))
+        check_whole("seeds", self.seeds)
+
+
+def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Report]:
+    """Train and read what is not done yet; table.md and figure.png in `out` after every model."""
+    figure_class()  # if it is not installed, to be told so after hours would be late
+    out = out.resolve()
+    cells = stream.cells(study.lengths, study.samples, 0, study.tasks, study.facts, study.background)
+    recipes = {(model, seed): recipe_of(study, model, seed) for seed in range(study.seeds) for model in study.models}
+    for (model, seed), recipe in recipes.items():
+        check_same(run_folder(out, model, seed), recipe)
+    reports: dict[str, Report] = {}
+    for (model, seed), recipe in recipes.items():
+        folder = run_folder(out, model, seed)
+        if not finished(folder, recipe) and not trained(folder, recipe, progress):
+            continue
+        request = Request("babilong", folder / FINAL, cells, folder / REPORT, _settings(study))
+        reports[folder.name] = _report(request, progress)
+        write_whole(out / TABLE, markdown(reports))
+        figures.compare(reports, out / FIGURE)
+    return reports
+
+
+def _settings(study: Study) -> dict[str, Any]:
+    """As they are read back from JSON."""
+    names = {"tasks": list(study.tasks), "lengths": list(study.lengths), "samples": study.samples}
+    return {**names, "facts": study.facts, "background": study.background}
+
+
+def _report(request: Request, progress: bool) -> Report:
+    """The one of an earlier call, or a new one."""
+    if request.out.is_file():
+        before = Report.from_dict(json.loads(request.out.read_text(encoding="utf-8")))
+        if before.settings == request.settings:
+            return before
+    return evaluate(request, progress)
+
+
+def recipe_of(study: Study, model: str, seed: int) -> Recipe:
+    """The recipe with another model, of as many parameters as its own."""
+    base = load_recipe(study.recipe, list(study.changes))
+    fields = base.to_dict()
+    described = {**fields["model"], **MODELS[model]}
+    fields["model"] = {**described, "intermediate_size": _fitted_width(base.model, described)}
+    fields["seed"] = fields["data"]["rows"]["seed"] = seed
+    return Recipe.model_validate(fields)
+
+
+def _fitted_width(own: Mapping[str, Any], described: Mapping[str, Any]) -> int:
+    parameters = sum(count_parameters(AtlasConfig(**own)))
+    free = {name: value for name, value in described.items() if name != "intermediate_size"}
+    width = fitted_config(parameters, initial=True, width_step=WIDTH_STEP, **free).intermediate_size
+    assert width is not None
+    return width
+
+
+def markdown(reports: Mapping[str, Report]) -> str:
+    """Mean accuracy over the tasks, by length."""
+    lengths = sorted({result.length for report in reports.values() for result in report.results})
+    lines = [f"| model | {' | '.join(map(length_name, lengths))} |", "|---" * (len(lengths) + 1) + "|"]
+    for name, report in reports.items():
+        found = means(report.results)
+        shown = [f"{100 * found[length]:.1f} %" if length in found else "–" for length in lengths]
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def quick_study(models: Sequence[str]) -> Study:
+    """Everything a study does, in minutes: few steps, short texts, built-in text. Its numbers mean nothing."""
+    changes = (
+        "loop.steps=4",
+        "evaluation.every=0",
+        "data.rows.batch=4",
+        "data.rows.length=64",
+        "tokenizer.vocabulary=null",
+        "data.tokenizer=bytes",
+        "model.hidden_size=32",
+        "model.intermediate_size=64",
+        "logging.tensorboard=false",
+    )
+    return Study("demo", changes, tuple(models), tasks=("qa1",), lengths=(0, 200), samples=2)
