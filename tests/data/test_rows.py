@@ -196,27 +196,10 @@ def test_short_documents_can_be_left_out_of_segments(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["packed", "segments"])
-def test_a_length_set_by_hand_survives_a_resume(store: Store, kind: str) -> None:
-    rows = rows_of(store, kind=kind)
-    take(rows, 2)
-    rows.set_length(4)
-    resumed = rows_of(store, kind=kind)
-    resumed.load_state_dict(rows.state_dict())
-    later = take(resumed, 3)
-    assert [batch.input_ids.shape[1] for batch in later] == [4, 4, 4]
-    assert_same(take(rows, 3), later)
-    rows.set_length(None)
-    assert rows.length == 7
-    with pytest.raises(ValueError, match="length=0 must be a whole number of at least 1"):
-        rows.set_length(0)
-
-
-@pytest.mark.parametrize("kind", ["packed", "segments"])
-def test_progress_counts_epochs(store: Store, kind: str) -> None:
+def test_epochs_end(store: Store, kind: str) -> None:
     rows = rows_of(store, kind=kind, epochs=2)
     take(rows, 10_000)
     assert rows.done
-    assert rows.epochs_read >= 2
     with pytest.raises(ValueError, match="all 2 epochs are read"):
         rows.read()
 
@@ -240,3 +223,11 @@ def test_ranks_are_checked(store: Store) -> None:
         rows_of(store).read(2, 2)
     with pytest.raises(ValueError, match="world at most batch=6"):
         rows_of(store).read(0, 7)
+
+
+def test_a_row_of_a_batch_is_cut_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is asked for its tokens and for the sums of the global batch."""
+    cut, seen = StoredLessons.cut, []
+    monkeypatch.setattr(StoredLessons, "cut", lambda self, *place: seen.append(place) or cut(self, *place))
+    take(rows_of(store, kind="segments"), 3)
+    assert len(seen) == 3 * rows_of(store, kind="segments").config.batch

@@ -23,7 +23,7 @@ class Loader(Iterator[Batch]):
     """An iterator over one rank's batches.
 
     Its state is that of the batches it has handed out, not of those workers have prepared ahead, and is the same on
-    every rank. Going on is `next`, also after `set_length` or `load_state_dict`.
+    every rank. Going on is `next`, also after `load_state_dict`.
     """
 
     def __init__(
@@ -57,21 +57,6 @@ class Loader(Iterator[Batch]):
         rows = copy.copy(self._rows)
         rows.load_state_dict(self._state)
         return rows
-
-    @property
-    def length(self) -> int:
-        """Tokens of a row of the next batch."""
-        return self._rows_here().length
-
-    @property
-    def epochs_read(self) -> float:
-        return self._rows_here().epochs_read
-
-    def set_length(self, length: int | None) -> None:
-        """From the next batch on, rows have this length; None: as the configuration says. Drops what is prepared."""
-        rows = self._rows_here()
-        rows.set_length(length)
-        self._move(rows.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         return copy.deepcopy(self._state)

@@ -36,22 +36,11 @@ class Rows(abc.ABC):
         self.pad = pad  # the token that fills rows
         self.digest = digest  # equal for equal documents
         self.index = 0  # of the next global batch
-        self._set_length: int | None = None
 
     @property
     def length(self) -> int:
         """Tokens of a row of the next batch."""
-        return self._set_length or self.config.length_at(self.index)
-
-    def set_length(self, length: int | None) -> None:
-        """From the next batch on, rows have this length; None: as the configuration says."""
-        check_whole("length", length, optional=True)
-        self._set_length = length
-
-    @property
-    @abc.abstractmethod
-    def epochs_read(self) -> float:
-        """Passes over the documents so far."""
+        return self.config.length_at(self.index)
 
     @property
     @abc.abstractmethod
@@ -116,12 +105,11 @@ class Rows(abc.ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Small and plain, the same on every rank; can be written as JSON."""
-        frame = {"identity": self._identity(), "index": self.index, "set_length": self._set_length}
-        return {**frame, "place": self._place()}
+        return {"identity": self._identity(), "index": self.index, "place": self._place()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where `state_dict` was taken, whatever the number of ranks was."""
-        missing = {"identity", "index", "set_length", "place"} - set(state)
+        missing = {"identity", "index", "place"} - set(state)
         if missing:
             raise ValueError(f"state has no {', '.join(sorted(missing))}; it must come from state_dict().")
         mine, theirs = self._identity(), state["identity"]
@@ -130,7 +118,6 @@ class Rows(abc.ABC):
             listed = ", ".join(f"{name}: {theirs.get(name)!r} != {mine[name]!r}" for name in different)
             raise ValueError(f"state is of other rows than these: {listed}.")
         self.index = int(state["index"])
-        self.set_length(state["set_length"])
         self._go_to(state["place"])
 
 
@@ -152,10 +139,6 @@ class PackedRows(Rows):
         self.packed = self.resets
         self.epoch, self.position = 0, 0  # tokens read of each lane before the next batch
         self._end = None if config.epochs is None else config.epochs * self.order.tokens
-
-    @property
-    def epochs_read(self) -> float:
-        return self.epoch + self.position / self._longest_lane()
 
     @property
     def done(self) -> bool:
@@ -242,6 +225,7 @@ class SegmentRows(Rows):
         self._taken = 0  # lessons given to rows so far
         self._numbers = [self._take() for _ in range(config.batch)]  # what each row reads
         self._offsets = [0] * config.batch  # where in it
+        self._cuts: dict[int, Row] = {}  # of the next batch, which is asked for its rows and for the sums over them
 
     def _take(self) -> int:
         if self._taken == self._end:
@@ -250,15 +234,15 @@ class SegmentRows(Rows):
         return self._taken - 1
 
     @property
-    def epochs_read(self) -> float:
-        """Counts a document when it is begun."""
-        return 0.0 if self.lessons.count is None else self._taken / self.lessons.count
-
-    @property
     def done(self) -> bool:
         return all(number == self._NONE for number in self._numbers)
 
     def _row(self, row: int) -> Row:
+        if row not in self._cuts:
+            self._cuts[row] = self._cut(row)
+        return self._cuts[row]
+
+    def _cut(self, row: int) -> Row:
         number, begin = self._numbers[row], self._offsets[row]
         if number == self._NONE:
             return Row(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
@@ -274,7 +258,7 @@ class SegmentRows(Rows):
         return sum(len(self._row(row).tokens) for row in range(self.config.batch))
 
     def _advance(self) -> None:
-        length = self.length
+        length, self._cuts = self.length, {}
         for row, number in enumerate(self._numbers):
             self._offsets[row] += length
             if number == self._NONE or self._offsets[row] >= self.lessons.length(number):
@@ -282,7 +266,7 @@ class SegmentRows(Rows):
 
     def __copy__(self) -> SegmentRows:
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__, _numbers=list(self._numbers), _offsets=list(self._offsets))
+        copied.__dict__.update(self.__dict__, _numbers=list(self._numbers), _offsets=list(self._offsets), _cuts={})
         return copied
 
     def _identity(self) -> dict[str, Any]:
@@ -293,7 +277,7 @@ class SegmentRows(Rows):
         return {"taken": self._taken, "numbers": list(self._numbers), "offsets": list(self._offsets)}
 
     def _go_to(self, place: dict[str, Any]) -> None:
-        self._taken = int(place["taken"])
+        self._taken, self._cuts = int(place["taken"]), {}
         self._numbers, self._offsets = list(place["numbers"]), list(place["offsets"])
 
 
