@@ -27,6 +27,12 @@ def test_a_study_is_continued_and_never_repeated(tmp_path: Path, monkeypatch: py
     assert run_study(study, tmp_path, progress=False) == first
 
 
+def test_models_that_diverge_stand_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_texts, "trained", lambda folder, *_: bool(folder.mkdir(parents=True)))
+    assert run_study(quick_study(["window"]), tmp_path, progress=False) == {}
+    assert "| `window-seed0` | diverged | diverged |" in (tmp_path / TABLE).read_text(encoding="utf-8")
+
+
 def test_models_have_as_many_parameters_as_the_recipes_own() -> None:
     study = Study()
     sizes = {

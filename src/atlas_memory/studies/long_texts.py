@@ -82,14 +82,16 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
     for (model, seed), recipe in recipes.items():
         check_same(run_folder(out, model, seed), recipe)
     reports: dict[str, Report] = {}
+    diverged: list[str] = []  # which is a result too
     for (model, seed), recipe in recipes.items():
         folder = run_folder(out, model, seed)
-        if not finished(folder, recipe) and not trained(folder, recipe, progress):
-            continue
-        request = Request("babilong", folder / FINAL, cells, folder / REPORT, _settings(study))
-        reports[folder.name] = _report(request, progress)
-        write_whole(out / TABLE, markdown(reports))
-        figures.compare(reports, out / FIGURE)
+        if finished(folder, recipe) or trained(folder, recipe, progress):
+            request = Request("babilong", folder / FINAL, cells, folder / REPORT, _settings(study))
+            reports[folder.name] = _report(request, progress)
+            figures.compare(reports, out / FIGURE)
+        else:
+            diverged.append(folder.name)
+        write_whole(out / TABLE, markdown(reports, study.lengths, diverged))
     return reports
 
 
@@ -126,14 +128,13 @@ def _fitted_width(own: Mapping[str, Any], described: Mapping[str, Any]) -> int:
     return width
 
 
-def markdown(reports: Mapping[str, Report]) -> str:
+def markdown(reports: Mapping[str, Report], lengths: Sequence[int], diverged: Sequence[str] = ()) -> str:
     """Mean accuracy over the tasks, by length."""
-    lengths = sorted({result.length for report in reports.values() for result in report.results})
     lines = [f"| model | {' | '.join(map(length_name, lengths))} |", "|---" * (len(lengths) + 1) + "|"]
     for name, report in reports.items():
         found = means(report.results)
-        shown = [f"{100 * found[length]:.1f} %" if length in found else "–" for length in lengths]
-        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+        lines.append(f"| `{name}` | {' | '.join(f'{100 * found[length]:.1f} %' for length in lengths)} |")
+    lines += [f"| `{name}` | {' | '.join('diverged' for _ in lengths)} |" for name in diverged]
     return "\n".join(lines) + "\n"
 
 
