@@ -125,7 +125,7 @@ def test_exercises_are_checked_with_the_recipe(tmp_path: Path, old: str, new: st
         ("tasks: [qa0]", 4, "data.exercises.0: task='qa0' is not a choice"),
         ("seed: one", 7, "data.exercises.0.options.seed: seed='one' must be a whole number"),
         ("more_questions: many", 7, "data.exercises.0.options.more_questions: more_questions='many'"),
-        ("stages: [5]", 7, "data.exercises.0.options.stages: stages=[5] must be pairs"),
+        ("stages: [5]", 7, "data.exercises.0.options.stages: stages=[5] must be a list"),
     ],
 )
 def test_options_of_exercises_are_checked_with_the_recipe(tmp_path: Path, option: str, line: int, message: str) -> None:
@@ -143,7 +143,7 @@ def test_recipes_open_no_files_of_exercises(tmp_path: Path) -> None:
 def test_every_stage_of_a_shipped_recipe_is_reached(name: str) -> None:
     recipe = load_recipe(name)
     lessons = recipe.loop.steps * recipe.data.rows.batch  # at most: were each of them a single row long
-    begins = [begin for exercise in recipe.data.exercises for begin, _ in exercise.options.get("stages", ())]
+    begins = [stage["from"] for exercise in recipe.data.exercises for stage in exercise.options.get("stages", ())]
     assert begins
     assert max(begins) < lessons
 

@@ -16,7 +16,7 @@ from atlas_memory.data import IGNORED, DataConfig, ExerciseConfig, Loader, RowsC
 from atlas_memory.data.tokenizers import byte_tokenizer
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, TrainingConfig, document_lines
+from atlas_memory.tasks.babilong.training import RECENT, Babilong, BabilongLessons, Line, TrainingConfig, document_lines
 from atlas_memory.tasks.background import open_background
 
 TOKENIZER = byte_tokenizer()
@@ -55,13 +55,24 @@ def test_more_questions_count_after_every_sentence_from_which_anything_is_known(
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa3", "qa4", "qa5"])
 def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
     solver, asked = Solver(), 0
-    for line in document_lines(simulate(task, 3), 0, open_background(), "0", more_questions=1.0):
+    story = simulate(task, 3)
+    for line in document_lines(story, 0, open_background(), "0", more_questions=1.0):
         if not line.answer:
             solver.tell(line.text)
             continue
         assert line.answer[1:-1] in [answer.text for answer in solver.answers(line.text.strip())]
         asked += 1
-    assert asked > 2 * len(simulate(task, 3).questions)
+    assert asked > 2 * len(story.questions)
+
+
+@pytest.mark.parametrize("task", ["qa1", "qa2", "qa4"])
+def test_further_questions_do_not_repeat_what_the_last_lines_answered(task: str) -> None:
+    story = simulate(task, 3)
+    lines = [Line(text.strip(), answer) for text, answer in document_lines(story, 0, open_background(), "0", 5.0)]
+    own = [question.text for question in story.questions]
+    for place, line in enumerate(lines):
+        if line.answer and line.text not in own:
+            assert line not in lines[max(0, place - RECENT) : place]
 
 
 def test_targets_are_the_answers_shifted_by_one() -> None:
@@ -170,12 +181,16 @@ def test_lessons_are_the_same_where_their_files_are(tmp_path: Path) -> None:
         ({"lengths": 4000}, "lengths=4000 must be a list"),
         ({"lengths": ()}, "lengths=() must be a list"),
         ({"lengths": ["4k"]}, "length in lengths='4k' must be a whole number"),
-        ({"stages": 5}, "stages=5 must be pairs [document number, lengths]"),
-        ({"stages": [[5]]}, "stages=[[5]] must be pairs [document number, lengths]"),
-        ({"stages": [[5, 4000]]}, "stages=4000 must be a list"),
-        ({"stages": [["5", [0]]]}, "document number in stages='5' must be a whole number"),
-        ({"stages": [[5, [0]], [3, [9]]]}, "stages=[[5, [0]], [3, [9]]] must be pairs [document number, lengths] with"),
-        ({"stages": [[5, [0]], [5, [9]]]}, "with rising numbers"),
+        ({"stages": 5}, "stages=5 must be a list such as [{from: 1000, lengths: [0, 4000]}]"),
+        ({"stages": [[5, [0]]]}, "stages=[[5, [0]]] must be a list such as"),
+        ({"stages": [{"lengths": [0]}]}, "must be a list such as [{from:"),
+        ({"stages": [{"from": 5, "lengths": 4000}]}, "lengths=4000 must be a list"),
+        ({"stages": [{"from": "5", "lengths": [0]}]}, "from in stages='5' must be a whole number"),
+        ({"stages": [{"from": 5, "seed": 1}]}, "option of a stage='seed' is not a choice; allowed: from, tasks"),
+        ({"stages": [{"from": 5, "tasks": ["qa0"]}]}, "task='qa0'"),
+        ({"stages": [{"from": 5, "stories": 2}, {"from": 3, "stories": 3}]}, "with rising numbers"),
+        ({"stages": [{"from": 5, "stories": 2}, {"from": 5, "stories": 3}]}, "with rising numbers"),
+        ({"stories": 0}, "stories=0 must be a whole number"),
         ({"more_questions": "x"}, "more_questions='x' must be a number of at least 0"),
         ({"more_questions": None}, "more_questions=None must be a number of at least 0"),
         ({"more_questions": True}, "more_questions=True must be a number of at least 0"),
@@ -194,8 +209,8 @@ def test_choices_are_checked() -> None:
         TrainingConfig(tasks=("qa0",))
     with pytest.raises(ValueError, match="length in lengths=-1"):
         TrainingConfig(lengths=(-1,))
-    with pytest.raises(ValueError, match="document number in stages=-1"):
-        TrainingConfig(stages=((-1, (0,)),))
+    with pytest.raises(ValueError, match="from in stages=-1"):
+        TrainingConfig(stages=({"from": -1, "lengths": (0,)},))
     with pytest.raises(ValueError, match=r"more_questions=-1\.5 must be a number of"):
         TrainingConfig(more_questions=-1.5)
     with pytest.raises(ValueError, match="option of babilong='length' is not a choice; allowed: tasks, lengths"):
@@ -204,13 +219,31 @@ def test_choices_are_checked() -> None:
         SegmentRows(lessons(), RowsConfig(kind="segments", epochs=1))
 
 
-def test_stages_make_documents_longer() -> None:
-    config = TrainingConfig(lengths=(0,), stages=((2, (100, 200)), (5, (1000,))))
-    assert [config.lengths_at(number) for number in (0, 1, 2, 4, 5, 99)] == [
-        (0,), (0,), (100, 200), (100, 200), (1000,), (1000,),
-    ]  # fmt: skip
-    made = lessons(tasks=["qa1"], stages=[[1, [2000]]], lengths=[0])
+def test_stages_change_documents_and_stay() -> None:
+    stages = ({"from": 2, "lengths": [100, 200]}, {"from": 5, "tasks": ["qa1"], "more_questions": 2, "stories": 3})
+    config = TrainingConfig(tasks=("qa4",), lengths=(0,), stages=stages)
+    assert [config.at(number).lengths for number in (0, 1, 2, 5)] == [(0,), (0,), (100, 200), (100, 200)]
+    assert [config.at(number).tasks for number in (0, 4, 5, 99)] == [("qa4",), ("qa4",), ("qa1",), ("qa1",)]
+    assert (config.at(4).more_questions, config.at(5).more_questions, config.at(5).stories) == (0, 2, 3)
+    made = lessons(tasks=["qa1"], stages=[{"from": 1, "lengths": [2000]}], lengths=[0])
     assert made.length(0) < 2000 < made.length(1)
+    made = lessons(tasks=["qa4"], stages=[{"from": 1, "tasks": ["qa1"]}], lengths=[0])
+    assert "north" in made.exercise.text(0) or "east" in made.exercise.text(0) or "west" in made.exercise.text(0)
+    assert "Where is" in made.exercise.text(1)
+
+
+def test_stories_follow_one_another_and_the_latest_holds() -> None:
+    exercise = Babilong({"tasks": ["qa4"], "lengths": [0], "stories": 5, "more_questions": 1})
+    for number in range(20):
+        lines = list(exercise.lines(number))
+        told = [line.text for line in lines if not line.answer]
+        assert len(told) == 10
+        solver = Solver()
+        for line in lines:
+            if line.answer:
+                assert line.answer == f" {solver.answer(line.text).text}."
+            else:
+                solver.tell(line.text)
 
 
 def test_validation_has_other_stories() -> None:

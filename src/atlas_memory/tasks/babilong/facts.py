@@ -31,6 +31,11 @@ class Question:
     supports: tuple[int, ...]  # places of the supporting sentences in the story's list of sentences
     asked_after: int  # sentences before it
 
+    def later(self, sentences: int) -> Question:
+        """The same question in a story that has so many sentences more before."""
+        supports = tuple(place + sentences for place in self.supports)
+        return dataclasses.replace(self, supports=supports, asked_after=self.asked_after + sentences)
+
 
 @dataclasses.dataclass(frozen=True)
 class Story:
@@ -44,6 +49,16 @@ class Story:
             yield from ((sentence, None) for sentence in self.sentences[told : question.asked_after])
             told = question.asked_after
             yield question.text, question
+
+
+def told_on(stories: Iterable[Story]) -> Story:
+    """Stories one after another as one: what is told later holds."""
+    sentences: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+    for story in stories:
+        questions += tuple(question.later(len(sentences)) for question in story.questions)
+        sentences += story.sentences
+    return Story(sentences, questions)
 
 
 class Asked(NamedTuple):

@@ -15,11 +15,12 @@ journeyed to the kitchen. John moved to the bathroom. Where is Mary?[ garden.]
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,16 @@ from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.lessons import Cut, check_options
 from atlas_memory.data.options import check_choice, check_text, check_whole
 from atlas_memory.data.tokenizers import Encoder
-from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Question, Story, facts_digest, read_stories, story_files
+from atlas_memory.tasks.babilong.facts import (
+    SIMULATOR,
+    TASKS,
+    Question,
+    Story,
+    facts_digest,
+    read_stories,
+    story_files,
+    told_on,
+)
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.background import BUILTIN, Background, background_digest, open_background
@@ -38,6 +48,9 @@ from atlas_memory.tasks.samples import STOPS, haystack
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+RECENT = 10  # lines within which no further question has the same answer again
+BEGIN = "from"  # which document a stage of the curriculum holds
+STAGED = ("tasks", "lengths", "more_questions", "stories")
 HELD_OUT = 10  # of the stories of files every tenth is for validation
 
 
@@ -53,7 +66,8 @@ def document_lines(
 ) -> Iterator[Line]:
     """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end.
 
-    more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then.
+    more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then and
+    was not answered in the last lines.
     """
     told: list[tuple[str, Question | None]] = list(story.lines())
     if more_questions:
@@ -79,19 +93,32 @@ def document_lines(
 def _asked_more(
     told: Iterable[tuple[str, Question | None]], number: float, draw: random.Random
 ) -> Iterator[tuple[str, Question | None]]:
-    """With two and three supporting facts, what lies between fact and answer is asked for too."""
+    """With two and three supporting facts, what lies between fact and answer is asked for too.
+
+    No answer comes again soon: attention over the last lines would show it, and only copying be learned.
+    """
     solver, sentences = Solver(), 0
+    recent: collections.deque[tuple[str, str]] = collections.deque(maxlen=RECENT)
     for text, question in told:
         yield text, question
+        recent.append((text, question.answer if question else ""))
         if question is not None:
             continue
         solver.tell(text)
         sentences += 1
-        if not (known := solver.answerable()):
-            continue
         for _ in range(int(number) + (draw.random() < number % 1)):
-            asked = draw.choice(known[draw.choice(list(known))])
-            yield asked, Question(asked, solver.answer(asked).text, (), sentences)
+            if not (choices := _answerable(solver, recent)):
+                break
+            chosen = draw.choice(draw.choice(choices))
+            recent.append(chosen)
+            yield chosen[0], Question(*chosen, (), sentences)
+
+
+def _answerable(solver: Solver, but: Collection[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Questions and answers by kind, so that a kind with few is asked as often as one with many."""
+    kinds = ([(asked, solver.answer(asked).text) for asked in kind] for kind in solver.answerable().values())
+    new = ([pair for pair in kind if pair not in but] for kind in kinds)
+    return [kind for kind in new if kind]
 
 
 def _answer(question: Question) -> str:
@@ -113,15 +140,19 @@ def encode(lines: Iterator[Line], encoder: Encoder) -> Cut:
 class TrainingConfig:
     """Which documents: each draws a task, a length and a story. PATHS: a folder, a glob or a list with commas.
 
-    stages: a curriculum, ((document number, lengths), ...): from that document on, these lengths are drawn.
+    stages: a curriculum, ({"from": document number, "lengths": ...}, ...): what changes from that document on, and
+    stays changed; also tasks, more_questions and stories.
     """
 
     tasks: tuple[str, ...] = TASKS[:5]
     lengths: tuple[int, ...] = (0,)  # GPT-2-equivalent tokens
-    stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    stages: tuple[dict[str, Any], ...] = ()
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
     more_questions: float = 0.0  # further questions after a sentence, on average
+    # Told one after another in each document: for tasks of few sentences (qa4), which would leave most of a row empty.
+    # People who still carry things when the next story begins would make no sense: not for qa2, qa3, qa5.
+    stories: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -129,15 +160,26 @@ class TrainingConfig:
         for task in self.tasks:
             check_choice("task", task, TASKS)
         object.__setattr__(self, "lengths", _checked_lengths("lengths", self.lengths))
-        object.__setattr__(self, "stages", _checked_stages(self.stages))
         for name in ("facts", "background"):
             check_text(name, getattr(self, name))
         _check_mean("more_questions", self.more_questions)
+        check_whole("stories", self.stories, least=1)
         check_whole("seed", self.seed, least=0)
+        object.__setattr__(self, "stages", _checked_stages(self.stages))
+        if self.stages:
+            list(self.over_time())  # each is checked as it is made
 
-    def lengths_at(self, number: int) -> tuple[int, ...]:
-        reached = [lengths for begin, lengths in self.stages if begin <= number]
-        return reached[-1] if reached else self.lengths
+    def over_time(self) -> Iterator[tuple[int, TrainingConfig]]:
+        """From which document on what holds."""
+        config = dataclasses.replace(self, stages=())
+        yield 0, config
+        for stage in self.stages:
+            changes = {name: value for name, value in stage.items() if name != BEGIN}
+            config = dataclasses.replace(config, **changes)
+            yield stage[BEGIN], config
+
+    def at(self, number: int) -> TrainingConfig:
+        return [config for begin, config in self.over_time() if begin <= number][-1]
 
 
 def _listed(name: str, value: Any, example: str) -> tuple[Any, ...]:
@@ -152,18 +194,18 @@ def _checked_lengths(name: str, lengths: Any) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _checked_stages(stages: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    accepted = f"stages={stages!r} must be pairs [document number, lengths] with rising numbers."
-    try:
-        pairs = [(begin, lengths) for begin, lengths in stages]
-    except (TypeError, ValueError) as error:
-        raise ValueError(accepted) from error
-    begins = [begin for begin, _ in pairs]
-    for begin in begins:
-        check_whole("document number in stages", begin, least=0)
+def _checked_stages(stages: Any) -> tuple[dict[str, Any], ...]:
+    accepted = f"stages={stages!r} must be a list such as [{{{BEGIN}: 1000, lengths: [0, 4000]}}], with rising numbers."
+    if not isinstance(stages, list | tuple) or not all(isinstance(stage, dict) and BEGIN in stage for stage in stages):
+        raise ValueError(accepted)
+    for stage in stages:
+        check_whole(f"{BEGIN} in stages", stage[BEGIN], least=0)
+        for name in stage:
+            check_choice("option of a stage", name, (BEGIN, *STAGED))
+    begins = [stage[BEGIN] for stage in stages]
     if begins != sorted(set(begins)):
         raise ValueError(accepted)
-    return tuple((begin, _checked_lengths("stages", lengths)) for begin, lengths in pairs)
+    return tuple(stages)
 
 
 def _check_mean(name: str, value: Any) -> None:
@@ -177,7 +219,7 @@ class Babilong:
     def __init__(self, options: dict[str, Any], split: str = "train") -> None:
         self.config, self.split = self.check(options), split
         self._background = open_background(self.config.background)
-        self._stories = {task: self._source(task) for task in self.config.tasks}
+        self._stories = {task: self._source(task) for _, stage in self.config.over_time() for task in stage.tasks}
 
     @staticmethod
     def check(options: dict[str, Any]) -> TrainingConfig:
@@ -213,8 +255,10 @@ class Babilong:
         """Document n is a function of the options, the split and n."""
         seed = f"{self.split} {self.config.seed} {number}"
         draw = random.Random(f"document {seed}")
-        task, length = draw.choice(self.config.tasks), draw.choice(self.config.lengths_at(number))
-        return document_lines(self._stories[task](draw), length, self._background, seed, self.config.more_questions)
+        stage = self.config.at(number)
+        task, length = draw.choice(stage.tasks), draw.choice(stage.lengths)
+        story = told_on(self._stories[task](draw) for _ in range(stage.stories))
+        return document_lines(story, length, self._background, seed, stage.more_questions)
 
     def text(self, number: int) -> str:
         return "".join(part for line in self.lines(number) for part in line)
