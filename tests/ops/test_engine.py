@@ -10,9 +10,9 @@ import torch
 from hypothesis import assume, given, settings
 
 from atlas_memory import MemorySpec
-from atlas_memory.ops import Gates, memorize, memorize_reference
+from atlas_memory.ops import Gates, engine, memorize, memorize_reference
 from tests.strategies import readings, specs
-from tests.support import SMALL, Problem, assert_same, make_problem, read, solve
+from tests.support import SMALL, Problem, assert_close, assert_same, assert_states_close, make_problem, read, solve
 
 BASES: dict[str, dict[str, Any]] = {
     "exact matrix": {"network": "matrix"},
@@ -130,3 +130,59 @@ def test_long_call_is_worked_on_in_pieces() -> None:
     """More chunks than the engine holds at once."""
     problem = make_problem(MemorySpec(network="mlp", key_width=2, expansion=1, chunk=1), count=150, batch=1, heads=1)
     assert_same(solve(memorize, problem), solve(memorize_reference, problem))
+
+
+IDLE_AXES: list[dict[str, Any]] = [
+    {"network": "matrix"},
+    {"network": "matrix", "objective": "dot"},
+    {"network": "matrix", "window": 3},
+    {"network": "matrix", "feature": "polynomial"},
+    {"network": "matrix", "retention": "one"},
+    {"network": "matrix", "optimizer": "momentum"},  # which goes on moving the weights where nothing is written
+    {"network": "mlp", "optimizer": "gd"},
+]
+
+
+def _still(problem: Problem, begin: int, end: int) -> Problem:
+    """Nothing is written and nothing forgotten at these tokens."""
+
+    def ended(gate: torch.Tensor | None, value: float) -> torch.Tensor | None:
+        if gate is None:
+            return None
+        gate = gate.detach().clone()
+        gate[:, begin:end] = value
+        return gate
+
+    gates = problem.gates._replace(step=ended(problem.gates.step, 0), retention=ended(problem.gates.retention, 1))
+    return problem.replace(gates=gates)
+
+
+@pytest.mark.parametrize("axis", IDLE_AXES, ids=_described)
+@pytest.mark.parametrize("splits", [[], [5, 6, 17]])
+def test_chunks_that_change_nothing(axis: dict[str, Any], splits: list[int]) -> None:
+    problem = make_problem(MemorySpec(**{**SMALL, "optimizer": "gd", **axis}), count=26)
+    problem = _still(_still(problem, 4, 15), 20, 26)
+    with torch.no_grad():
+        outputs, state = read(memorize, problem, splits=splits)
+        expected, expected_state = read(memorize_reference, problem)
+    assert_close(outputs, expected, "outputs")
+    assert_states_close(state, expected_state)
+
+
+def test_only_the_other_chunks_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(model: Any, chunks: Any, size: int) -> Any:
+        sizes.append(len(chunks.keys))
+        return prepare(model, chunks, size)
+
+    prepare = engine._prepare_chunks
+    monkeypatch.setattr(engine, "_prepare_chunks", counted)
+    problem = _still(make_problem(MemorySpec(**{**SMALL, "network": "matrix", "optimizer": "gd"}), count=24), 4, 15)
+    with torch.no_grad():
+        read(memorize, problem)
+    read(memorize, problem)  # a gate that is zero has a gradient
+    read(memorize, _still(problem, 0, 24))
+    with torch.no_grad():
+        read(memorize, _still(problem, 0, 24))
+    assert sizes == [4, 6, 6, 0]

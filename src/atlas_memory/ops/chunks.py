@@ -155,6 +155,32 @@ def stack_chunks(spec: MemorySpec, aligned: Aligned, begin: int, end: int) -> tu
     ), size
 
 
+def idle_chunks(spec: MemorySpec, chunks: Chunk) -> list[bool]:
+    """Of every chunk, whether it leaves the weights of all rows as they are: nothing written, nothing forgotten.
+
+    Hard gates are exactly zero over most of a long text. To ask would make other devices than the CPU wait, and in
+    training a gate's gradient is not zero where the gate is.
+    """
+    step, retention = chunks.gates.step, chunks.gates.retention
+    changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
+    host = chunks.keys.device.type == "cpu" and not torch.compiler.is_compiling()
+    if step is None or changes or not host or torch.is_grad_enabled():
+        return [False] * len(chunks.keys)
+    still = (step == 0).flatten(1).all(1)
+    if retention is not None:
+        still &= (retention == 1).flatten(1).all(1)
+    idle: list[bool] = still.tolist()
+    return idle
+
+
+def select_chunks(chunks: Chunk, chosen: list[bool]) -> Chunk:
+    if all(chosen):
+        return chunks
+    places = [place for place, choice in enumerate(chosen) if choice]
+    gates = Gates(*(None if gate is None else gate[places] for gate in chunks.gates))
+    return Chunk(chunks.queries[places], chunks.keys[places], chunks.values[places], gates)
+
+
 def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device: torch.device, heads: int) -> Schedule:
     """The schedule of the chunk of `size` tokens at `column`."""
     present = [min(max(total - column, 0), size) for total in aligned.totals]

@@ -11,6 +11,7 @@ uses, Q queries, D key width, V value width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +24,10 @@ from atlas_memory.ops.chunks import (
     Chunk,
     Schedule,
     align,
+    idle_chunks,
     phase,
     schedule,
+    select_chunks,
     stack_chunks,
     state_after,
     stretches,
@@ -206,12 +209,19 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
         chunks, size = stack_chunks(spec, aligned, begin, end)
         # where all is one chunk, as in decoding, the tokens of earlier calls need no answer
         skipped = min(aligned.fills) if len(pieces) == 1 and chunks.keys.shape[0] == 1 else 0
-        for number, prepared in enumerate(_prepare_chunks(model, chunks, size, skipped)):
-            plan = schedule(spec, aligned, begin + number * size, size, call.keys.device, heads)
-            outputs, carried, record = step(model, carried, prepared, plan, monitors is not None)
-            answers.append(outputs)
-            if monitors is not None and record is not None:
-                monitors.add(record)
+        chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
+        idle = [False] * len(chunks.keys) if monitors is not None else idle_chunks(spec, chunks)
+        busy = iter(_prepare_chunks(model, select_chunks(chunks, [not still for still in idle]), size))
+        for still, run in itertools.groupby(range(len(idle)), key=idle.__getitem__):
+            if still:
+                answers.append(_read_through(model, carried, chunks.queries[list(run)]))
+                continue
+            for number in run:
+                plan = schedule(spec, aligned, begin + number * size, size, call.keys.device, heads)
+                outputs, carried, record = step(model, carried, next(busy), plan, monitors is not None)
+                answers.append(outputs)
+                if monitors is not None and record is not None:
+                    monitors.add(record)
         answers[-1] = answers[-1][:, : answers[-1].shape[1] - (-(end - begin) % size)]
 
     def unaligned(x: Tensor) -> Tensor:
@@ -227,10 +237,16 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
     return unaligned(y), after.with_entries_aligned()
 
 
-def _prepare_chunks(model: Model, chunks: Chunk, size: int, skipped: int) -> list[Prepared]:
-    """Everything that depends on no state, for all chunks at once."""
+def _read_through(model: Model, weights: FastWeights, queries: Tensor) -> Tensor:
+    """Answers (R, S · C, V) of chunks in which nothing changes: queries (S, R, C, D)."""
+    flat = queries.movedim(0, 1).flatten(1, 2)
+    return model.network.forward(Dense(weights.weights), _inputs(model, weights, flat), flat)
+
+
+def _prepare_chunks(model: Model, chunks: Chunk, size: int) -> list[Prepared]:
+    """Everything that depends on no state, for all chunks at once. chunks: the last Q tokens of each are asked."""
     spec, feature = model.spec, model.feature
-    chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
+    skipped = size - chunks.queries.shape[2]
     places = torch.arange(size, device=chunks.keys.device)
     if spec.exact and spec.objective == "regression":
         keys, values = (_windows(x, spec.window) for x in (chunks.keys, chunks.values))
@@ -393,7 +409,7 @@ def _weights_now(call: Call) -> FastWeights:
         return anchor
     model = _model(call)
     chunks, size = stack_chunks(call.spec, aligned, 0, max(aligned.fills))
-    (prepared,) = _prepare_chunks(model, chunks, size, skipped=size)
+    (prepared,) = _prepare_chunks(model, chunks._replace(queries=chunks.queries[:, :, size:]), size)
     heads, device = call.keys.shape[2], call.keys.device
     last = torch.tensor([max(fill - 1, 0) for fill in aligned.fills], device=device).repeat_interleave(heads)
     alive = torch.tensor([fill > 0 for fill in aligned.fills], device=device).repeat_interleave(heads)
