@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app
-from atlas_memory.cli.studying import count
 from atlas_memory.data import train_tokenizer
 from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.models.accounting import count_parameters, fitted_config
@@ -149,16 +148,12 @@ def test_rows_of_results() -> None:
     assert "4.0000 ± 1.4142" in lines[3]
 
 
-def test_counts() -> None:
-    assert [count(text) for text in ("200000", "200k", "2M", "1.5m")] == [200_000, 200_000, 2_000_000, 1_500_000]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "data must be given"),
         (["--quick", "--models", "atlas,llama"], "models=llama must be among"),
-        (["--quick", "--tokens", "many"], "count='many'"),
+        (["--quick", "--tokens", "many"], "tokens='many' is no number"),
         (["--quick", "--parameters", "1k"], "parameters=1,000 cannot be met by"),
         (["--data", "nowhere"], "source='nowhere'"),
         (["--quick", "--set", "model.intermediate_size=64"], "intermediate_size=64 must be left out"),

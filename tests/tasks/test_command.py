@@ -50,7 +50,7 @@ def test_the_example_in_the_help_works_as_printed(
 def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     for arguments, message in (
-        (["babilong", "--lengths", "4x"], "error: lengths='4x': '4x' is no length"),
+        (["babilong", "--lengths", "4x"], "error: lengths='4x' is no number"),
         (["babilong", "--tasks", "qa1,qa99"], "error: task='qa99' is not a choice"),
         (["babilong", "--facts", "absent"], "error: facts='absent'"),
         (["babilong", "--background", "absent"], "error: background='absent'"),

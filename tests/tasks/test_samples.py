@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from atlas_memory.tasks.lengths import length_name, parse_lengths, tokens_of
+from atlas_memory.tasks.lengths import length_name, parse_count, parse_counts, tokens_of
 from atlas_memory.tasks.results import wilson
 from atlas_memory.tasks.samples import contains, exact_match, haystack
 
 
 def test_lengths() -> None:
-    assert parse_lengths("0k,4K, 1M,10M,4096,1.5k") == (0, 4000, 10**6, 10**7, 4096, 1500)
+    assert parse_counts("lengths", "0k,4K, 1M,10M,4096,1.5k") == (0, 4000, 10**6, 10**7, 4096, 1500)
     assert [length_name(length) for length in (0, 4000, 10**6, 4096)] == ["0K", "4K", "1M", "4096"]
-    assert [parse_lengths(length_name(length)) for length in (0, 16_000, 4096)] == [(0,), (16_000,), (4096,)]
+    assert [parse_count("length", length_name(length)) for length in (0, 16_000, 4096)] == [0, 16_000, 4096]
     assert tokens_of(42) == pytest.approx(10)
-    with pytest.raises(ValueError, match="lengths='4k,x': 'x' is no length; accepted: numbers such as 0k"):
-        parse_lengths("4k,x")
+    with pytest.raises(ValueError, match="lengths='x' is no number; accepted: such as 0k"):
+        parse_counts("lengths", "4k,x")
 
 
 @pytest.mark.parametrize(

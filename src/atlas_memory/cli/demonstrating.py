@@ -22,7 +22,7 @@ from atlas_memory.models.shipped import SHIPPED, model_folder, results_folder
 from atlas_memory.tasks import figures
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
-from atlas_memory.tasks.lengths import characters_of, parse_lengths
+from atlas_memory.tasks.lengths import characters_of, parse_counts
 from atlas_memory.tasks.results import Report
 from atlas_memory.train import DivergedError, load_recipe
 from atlas_memory.train import train as run_training
@@ -69,7 +69,7 @@ def demo(
 
 
 def _one_length(tokens: str) -> int:
-    (length, *others) = parse_lengths(tokens)
+    (length, *others) = parse_counts("tokens", tokens)
     if others:
         raise ValueError(f"tokens={tokens!r} must be one length.")
     return length

@@ -14,7 +14,7 @@ from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
-from atlas_memory.tasks.lengths import parse_lengths
+from atlas_memory.tasks.lengths import parse_counts
 from atlas_memory.tasks.samples import Cell
 
 Model = Annotated[
@@ -50,7 +50,7 @@ def babilong(
     settings |= {"facts": facts, "background": background}
 
     def cells() -> list[Cell]:
-        return stream.cells(parse_lengths(lengths), samples, seed, _names(tasks), facts, background)
+        return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background)
 
     _run("babilong", model, out, batch, settings, cells)
 
@@ -78,7 +78,7 @@ def niah(
 
     def cells() -> list[Cell]:
         chosen = [_number("depths", depth) for depth in _names(depths)]
-        return needle.cells(parse_lengths(lengths), samples, seed, _names(tasks), background, chosen)
+        return needle.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), background, chosen)
 
     _run("niah", model, out, batch, settings, cells)
 
@@ -100,7 +100,7 @@ def recall(
     settings = {"lengths": lengths, "samples": samples, "seed": seed, "scale": scale}
 
     def cells() -> list[Cell]:
-        return mqar.cells(None if lengths is None else parse_lengths(lengths), samples, seed, scale)
+        return mqar.cells(None if lengths is None else parse_counts("lengths", lengths), samples, seed, scale)
 
     _run("mqar", model, out, batch, settings, cells)
 

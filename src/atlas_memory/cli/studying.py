@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,24 +14,15 @@ from atlas_memory.studies.language_models import MODELS, Study, quick_study, run
 from atlas_memory.tasks import mad
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.lengths import parse_lengths
+from atlas_memory.tasks.lengths import parse_count, parse_counts
 
 studies = typer.Typer(help="Train and compare many models.", no_args_is_help=True)
 app.add_typer(studies, name="study")
-_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
 @studies.callback()
 def _group() -> None:
     """Train and compare many models."""
-
-
-def count(text: str) -> int:
-    """200000, 200k, 2M, 1.5M."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower().replace("_", ""))
-    if match is None:
-        raise ValueError(f"count={text!r} must be a number, such as 200000, 200k or 2M.")
-    return round(float(match[1]) * _UNITS[match[2]])
 
 
 @studies.command("language-models")
@@ -58,9 +48,9 @@ def study_language_models(
     try:
         given: dict[str, Any] = {
             "data": data,
-            "tokens": None if tokens is None else count(tokens),
+            "tokens": None if tokens is None else parse_count("tokens", tokens),
             "seeds": seeds,
-            "parameters": None if parameters is None else count(parameters),
+            "parameters": None if parameters is None else parse_count("parameters", parameters),
             "vocabulary": vocabulary,
             "models": None if models is None else tuple(models.split(",")),
         }
@@ -111,7 +101,7 @@ def study_babilong(
         chosen = tuple(models.split(","))
         study = long_texts.quick_study(chosen)
         if not quick:
-            read = (tuple(tasks.split(",")), tuple(parse_lengths(lengths)), samples, facts, background)
+            read = (tuple(tasks.split(",")), parse_counts("lengths", lengths), samples, facts, background)
             study = long_texts.Study(recipe, tuple(changes or ()), chosen, seeds, *read)
         long_texts.run_study(study, out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
@@ -162,7 +152,7 @@ def _study_tokens(
         study = token_tasks.Study(
             tasks,
             tuple(models.split(",")),
-            tuple(count(width) for width in key_widths.split(",")),
+            parse_counts("key_widths", key_widths),
             seeds,
             scale,
             token_tasks.Budget(steps=steps),

@@ -7,7 +7,7 @@ import re
 # Lengths are in tokens of GPT-2, 4.2 characters of English each, so that a coarse tokenizer cannot make a task shorter.
 CHARACTERS_A_TOKEN = 4.2
 
-_UNITS = {"": 1, "k": 1000, "m": 1_000_000}
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
 def characters_of(tokens: float) -> float:
@@ -19,17 +19,17 @@ def tokens_of(characters: float) -> float:
     return characters / CHARACTERS_A_TOKEN
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`0k,4k,1M,4096` → (0, 4000, 1000000, 4096)."""
-    lengths = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", part.strip())
-        if found is None:
-            raise ValueError(
-                f"lengths={text!r}: {part!r} is no length; accepted: numbers such as 0k, 4k, 128k, 1M, 4096."
-            )
-        lengths.append(round(float(found[1]) * _UNITS[found[2].lower()]))
-    return tuple(dict.fromkeys(lengths))
+def parse_count(name: str, text: str) -> int:
+    """`4096`, `4k`, `1.5M`, `10_000` → 4096, 4000, 1500000, 10000. name: of the option, for the message."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower().replace("_", ""))
+    if found is None:
+        raise ValueError(f"{name}={text!r} is no number; accepted: such as 0k, 4k, 1.5M, 4096.")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
+    """`0k,4k,1M` → (0, 4000, 1000000), each once."""
+    return tuple(dict.fromkeys(parse_count(name, part) for part in text.split(",")))
 
 
 def length_name(tokens: int) -> str:
