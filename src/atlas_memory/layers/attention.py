@@ -10,6 +10,7 @@ D head width, W window.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -181,8 +182,8 @@ class Attention(nn.Module):
 
         def pairs(x: Tensor) -> Tensor:
             """(N, S, B, H, D) → (blocks, B·H, 2 W S, D)"""
-            step = window * self.sources
-            return x.flatten(2, 3).flatten(0, 1).unfold(0, 2 * step, step).mT
+            looked: Tensor = _WithBlockBefore.apply(x.flatten(2, 3).flatten(0, 1), window * self.sources)
+            return looked
 
         def per_block(x: Tensor) -> Tensor:
             return x.flatten(1, 3).unflatten(0, (blocks, window)).transpose(1, 2)
@@ -259,3 +260,21 @@ def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, 
         raise ValueError(f"dim={dim} must be an even multiple of heads={heads}: rotary positions turn pairs.")
     if not theta > 0:
         raise ValueError(f"theta={theta!r} must be positive.")
+
+
+class _WithBlockBefore(torch.autograd.Function):
+    """Blocks of `size` places, each with the one before it, as a view: (N, R, D) → (N / size − 1, R, 2 size, D).
+
+    The gradient of `unfold` is summed place by place; here it is two halves laid over one another.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return x.unfold(0, 2 * size, size).mT
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        before, block = gradients[0].transpose(1, 2).split(ctx.size, dim=1)  # (blocks, size, R, D) each
+        missing = torch.zeros_like(block[:1])
+        return torch.cat([before, missing]).add_(torch.cat([missing, block])).flatten(0, 1), None
