@@ -16,7 +16,7 @@ from atlas_memory.data import IGNORED, DataConfig, ExerciseConfig, Loader, RowsC
 from atlas_memory.data.tokenizers import byte_tokenizer
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.training import RECENT, Babilong, BabilongLessons, Line, TrainingConfig, document_lines
+from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, Line, TrainingConfig, document_lines
 from atlas_memory.tasks.background import open_background
 
 TOKENIZER = byte_tokenizer()
@@ -66,13 +66,13 @@ def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa4"])
-def test_further_questions_do_not_repeat_what_the_last_lines_answered(task: str) -> None:
+def test_further_questions_do_not_repeat_what_the_lines_before_answered(task: str) -> None:
     story = simulate(task, 3)
-    lines = [Line(text.strip(), answer) for text, answer in document_lines(story, 0, open_background(), "0", 5.0)]
+    lines = [Line(text.strip(), answer) for text, answer in document_lines(story, 0, open_background(), "0", 5.0, 10)]
     own = [question.text for question in story.questions]
     for place, line in enumerate(lines):
         if line.answer and line.text not in own:
-            assert line not in lines[max(0, place - RECENT) : place]
+            assert line not in lines[max(0, place - 10) : place]
 
 
 def test_targets_are_the_answers_shifted_by_one() -> None:
@@ -190,6 +190,7 @@ def test_lessons_are_the_same_where_their_files_are(tmp_path: Path) -> None:
         ({"stages": [{"from": 5, "tasks": ["qa0"]}]}, "task='qa0'"),
         ({"stages": [{"from": 5, "stories": 2}, {"from": 3, "stories": 3}]}, "with rising numbers"),
         ({"stages": [{"from": 5, "stories": 2}, {"from": 5, "stories": 3}]}, "with rising numbers"),
+        ({"apart": -1}, "apart=-1 must be a whole number"),
         ({"stories": 0}, "stories=0 must be a whole number"),
         ({"more_questions": "x"}, "more_questions='x' must be a number of at least 0"),
         ({"more_questions": None}, "more_questions=None must be a number of at least 0"),

@@ -48,9 +48,8 @@ from atlas_memory.tasks.samples import STOPS, haystack
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RECENT = 10  # lines within which no further question has the same answer again
 BEGIN = "from"  # which document a stage of the curriculum holds
-STAGED = ("tasks", "lengths", "more_questions", "stories")
+STAGED = ("tasks", "lengths", "more_questions", "apart", "stories")
 HELD_OUT = 10  # of the stories of files every tenth is for validation
 
 
@@ -62,16 +61,16 @@ class Line(NamedTuple):
 
 
 def document_lines(
-    story: Story, length: int, background: Background, seed: str, more_questions: float = 0.0
+    story: Story, length: int, background: Background, seed: str, more_questions: float = 0.0, apart: int = 0
 ) -> Iterator[Line]:
     """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end.
 
-    more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then and
-    was not answered in the last lines.
+    more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then.
+    apart: none of them has the same answer as in any of so many lines before it.
     """
     told: list[tuple[str, Question | None]] = list(story.lines())
     if more_questions:
-        told = list(_asked_more(told, more_questions, random.Random(f"more questions {seed}")))
+        told = list(_asked_more(told, more_questions, apart, random.Random(f"more questions {seed}")))
     said = [text if question is None else f"{text}{_answer(question)}" for text, question in told]
     draw = random.Random(f"training gaps {seed}")
 
@@ -91,14 +90,11 @@ def document_lines(
 
 
 def _asked_more(
-    told: Iterable[tuple[str, Question | None]], number: float, draw: random.Random
+    told: Iterable[tuple[str, Question | None]], number: float, apart: int, draw: random.Random
 ) -> Iterator[tuple[str, Question | None]]:
-    """With two and three supporting facts, what lies between fact and answer is asked for too.
-
-    No answer comes again soon: attention over the last lines would show it, and only copying be learned.
-    """
+    """With two and three supporting facts, what lies between fact and answer is asked for too."""
     solver, sentences = Solver(), 0
-    recent: collections.deque[tuple[str, str]] = collections.deque(maxlen=RECENT)
+    recent: collections.deque[tuple[str, str]] = collections.deque(maxlen=apart)
     for text, question in told:
         yield text, question
         recent.append((text, question.answer if question else ""))
@@ -141,7 +137,7 @@ class TrainingConfig:
     """Which documents: each draws a task, a length and a story. PATHS: a folder, a glob or a list with commas.
 
     stages: a curriculum, ({"from": document number, "lengths": ...}, ...): what changes from that document on, and
-    stays changed; also tasks, more_questions and stories.
+    stays changed; also tasks, more_questions, apart and stories.
     """
 
     tasks: tuple[str, ...] = TASKS[:5]
@@ -150,6 +146,9 @@ class TrainingConfig:
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
     more_questions: float = 0.0  # further questions after a sentence, on average
+    # Lines between two of them with the same answer. Repeated, they are answered by copying: the way in for tasks of
+    # many sentences, which are not learned without; and a way out for qa4, of whose few questions most would be.
+    apart: int = 0
     # Told one after another in each document: for tasks of few sentences (qa4), which would leave most of a row empty.
     # People who still carry things when the next story begins would make no sense: not for qa2, qa3, qa5.
     stories: int = 1
@@ -163,6 +162,7 @@ class TrainingConfig:
         for name in ("facts", "background"):
             check_text(name, getattr(self, name))
         _check_mean("more_questions", self.more_questions)
+        check_whole("apart", self.apart, least=0)
         check_whole("stories", self.stories, least=1)
         check_whole("seed", self.seed, least=0)
         object.__setattr__(self, "stages", _checked_stages(self.stages))
@@ -258,7 +258,7 @@ class Babilong:
         stage = self.config.at(number)
         task, length = draw.choice(stage.tasks), draw.choice(stage.lengths)
         story = told_on(self._stories[task](draw) for _ in range(stage.stories))
-        return document_lines(story, length, self._background, seed, stage.more_questions)
+        return document_lines(story, length, self._background, seed, stage.more_questions, stage.apart)
 
     def text(self, number: int) -> str:
         return "".join(part for line in self.lines(number) for part in line)
