@@ -105,16 +105,18 @@ def _asked_more(
         for _ in range(int(number) + (draw.random() < number % 1)):
             if not (choices := _answerable(solver, recent)):
                 break
-            chosen = draw.choice(draw.choice(choices))
-            recent.append(chosen)
-            yield chosen[0], Question(*chosen, (), sentences)
+            asked = draw.choice(draw.choice(choices))
+            answer = solver.answer(asked).text
+            recent.append((asked, answer))
+            yield asked, Question(asked, answer, (), sentences)
 
 
-def _answerable(solver: Solver, but: Collection[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Questions and answers by kind, so that a kind with few is asked as often as one with many."""
-    kinds = ([(asked, solver.answer(asked).text) for asked in kind] for kind in solver.answerable().values())
-    new = ([pair for pair in kind if pair not in but] for kind in kinds)
-    return [kind for kind in new if kind]
+def _answerable(solver: Solver, but: Collection[tuple[str, str]]) -> list[list[str]]:
+    """Questions by kind, so that a kind with few is asked as often as one with many; `but` these with these answers."""
+    kinds = list(solver.answerable().values())
+    if but:
+        kinds = [[asked for asked in kind if (asked, solver.answer(asked).text) not in but] for kind in kinds]
+    return [kind for kind in kinds if kind]
 
 
 def _answer(question: Question) -> str:
