@@ -103,8 +103,7 @@ def _answer(call: Call, queries: Tensor) -> Tensor:
     if call.spec.normalised:
         return attend(call._replace(queries=queries))
     now, model = _weights_now(call), _model(call)
-    flat = queries.movedim(2, 1).flatten(0, 1)
-    answers = model.network.forward(Dense(now.weights), _inputs(model, now, flat), flat)
+    answers = _read_at(model, now, queries.movedim(2, 1).flatten(0, 1))
     return answers.unflatten(0, (queries.shape[0], -1)).movedim(1, 2)
 
 
@@ -214,7 +213,8 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
         busy = iter(_prepare_chunks(model, select_chunks(chunks, [not still for still in idle]), size))
         for still, run in itertools.groupby(range(len(idle)), key=idle.__getitem__):
             if still:
-                answers.append(_read_through(model, carried, chunks.queries[list(run)]))
+                queries = chunks.queries[list(run)].movedim(0, 1).flatten(1, 2)  # (R, S · C, D)
+                answers.append(_read_at(model, carried, queries))
                 continue
             for number in run:
                 plan = schedule(spec, aligned, begin + number * size, size, call.keys.device, heads)
@@ -237,10 +237,9 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
     return unaligned(y), after.with_entries_aligned()
 
 
-def _read_through(model: Model, weights: FastWeights, queries: Tensor) -> Tensor:
-    """Answers (R, S · C, V) of chunks in which nothing changes: queries (S, R, C, D)."""
-    flat = queries.movedim(0, 1).flatten(1, 2)
-    return model.network.forward(Dense(weights.weights), _inputs(model, weights, flat), flat)
+def _read_at(model: Model, weights: FastWeights, queries: Tensor) -> Tensor:
+    """Answers (R, Q, V) to queries (R, Q, D), all at the same weights."""
+    return model.network.forward(Dense(weights.weights), _inputs(model, weights, queries), queries)
 
 
 def _prepare_chunks(model: Model, chunks: Chunk, size: int) -> list[Prepared]:

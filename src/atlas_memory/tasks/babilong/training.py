@@ -66,7 +66,7 @@ def document_lines(
     """A story in `length` GPT-2-equivalent tokens: each sentence and question in its own gap, the last at the end.
 
     more_questions: how many questions of ours follow a sentence, on average, about anything that is known by then.
-    apart: none of them has the same answer as in any of so many lines before it.
+    apart: none of them was asked, with the same answer, in so many lines before it.
     """
     told: list[tuple[str, Question | None]] = list(story.lines())
     if more_questions:
@@ -148,8 +148,8 @@ class TrainingConfig:
     facts: str = SIMULATOR  # or PATHS of bAbI files, all of which are used: name the training files
     background: str = BUILTIN  # or PATHS of text files
     more_questions: float = 0.0  # further questions after a sentence, on average
-    # Lines between two of them with the same answer. Repeated, they are answered by copying: the way in for tasks of
-    # many sentences, which are not learned without; and a way out for qa4, of whose few questions most would be.
+    # Lines before one is asked again with the same answer. Repeated, they are answered by copying: the way in for tasks
+    # of many sentences, which are not learned without; and a way out for qa4, of whose few questions most would be.
     apart: int = 0
     # Told one after another in each document: for tasks of few sentences (qa4), which would leave most of a row empty.
     # People who still carry things when the next story begins would make no sense: not for qa2, qa3, qa5.
