@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from atlas_memory.data import load_tokenizer
-from atlas_memory.models import AtlasCache
+from atlas_memory.data import load_tokenizer, train_tokenizer
+from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import MemoryState
 from atlas_memory.train import DivergedError, Recipe, train
 from atlas_memory.train import loop as loop_module
@@ -150,6 +151,23 @@ def test_a_run_starts_from_a_saved_model(tmp_path: Path) -> None:
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     with pytest.raises(ValueError, match="start gives the model and its tokenizer"):
         Recipe.model_validate({**fields, "model": {"preset": "titans"}})
+
+
+def test_a_run_starts_from_several_models_side_by_side(tmp_path: Path) -> None:
+    """And is refused where their tokenizers differ, which would give words another meaning."""
+    folder = str(trained(tmp_path, "first", loop={"steps": 3}) / "final")
+    fields = tiny_recipe(tmp_path, loop={"steps": 1}, optimizer={"lr": 1e-12}) | {"start": [folder, folder]}
+    del fields["model"]
+    train(Recipe.model_validate(fields), tmp_path / "both", progress=False)
+    single, joined = (AtlasForCausalLM.from_pretrained(at).eval() for at in (folder, tmp_path / "both" / "final"))
+    assert joined.config.hidden_size == 2 * single.config.hidden_size
+    ids = token_ids(1, 20)
+    assert torch.allclose(joined(ids).logits, single(ids).logits, atol=1e-4)
+    other = tmp_path / "other"
+    train_tokenizer(["another language"], 300, other, progress=False)
+    shutil.copytree(folder, other, dirs_exist_ok=True, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ValueError, match="have different tokenizers"):
+        train(Recipe.model_validate(fields | {"start": [folder, str(other)]}), tmp_path / "mixed", progress=False)
 
 
 def test_a_task_is_trained_on_by_its_name(tmp_path: Path) -> None:

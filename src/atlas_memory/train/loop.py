@@ -28,9 +28,10 @@ from atlas_memory.data import (
     train_tokenizer,
 )
 from atlas_memory.data.folders import recover, replace_folder
-from atlas_memory.data.tokenizers import end_token, vocabulary_size
+from atlas_memory.data.tokenizers import Encoder, end_token, vocabulary_size
 from atlas_memory.files import write_whole
 from atlas_memory.models import AtlasForCausalLM
+from atlas_memory.models.joining import join
 from atlas_memory.train.checkpoint import Checkpoints, Progress, seed_random_numbers
 from atlas_memory.train.learner import Learner, Outcome
 from atlas_memory.train.recipe import Recipe, make_config
@@ -113,9 +114,8 @@ class Training:
 
     def _model(self) -> AtlasForCausalLM:
         """The recipe's with new weights, or the one to go on from."""
-        if self.recipe.start is not None:
-            model: AtlasForCausalLM = AtlasForCausalLM.from_pretrained(self.recipe.start)
-            return model
+        if self.recipe.start:
+            return join([AtlasForCausalLM.from_pretrained(folder) for folder in self.recipe.start])
         return AtlasForCausalLM(
             make_config(
                 self.recipe.model,
@@ -128,8 +128,8 @@ class Training:
     def _tokenizer(self) -> tuple[DataConfig, PreTrainedTokenizerBase]:
         """The recipe's, or one trained now on the training documents and kept beside the run."""
         data, wanted = self.recipe.data, self.recipe.tokenizer
-        if self.recipe.start is not None:
-            data = dataclasses.replace(data, tokenizer=self.recipe.start)
+        if self.recipe.start:
+            data = dataclasses.replace(data, tokenizer=self._common_tokenizer())
         if wanted.vocabulary is not None:
             folder = self.out / TOKENIZER
             if self.accelerator.is_main_process:
@@ -137,6 +137,15 @@ class Training:
             self.accelerator.wait_for_everyone()
             data = dataclasses.replace(data, tokenizer=str(folder))
         return data, load_tokenizer(data.tokenizer)
+
+    def _common_tokenizer(self) -> str:
+        """The folder with the tokenizer of all models to go on from."""
+        first, *others = self.recipe.start
+        fingerprint = Encoder(load_tokenizer(first)).fingerprint
+        for other in others:
+            if Encoder(load_tokenizer(other)).fingerprint != fingerprint:
+                raise ValueError(f"start: {first} and {other} have different tokenizers; joined models need one.")
+        return first
 
     def _make_tokenizer(self, folder: Path, vocabulary: int) -> None:
         """Unless it is there; one that was made by another recipe would be used in silence."""

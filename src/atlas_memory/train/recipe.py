@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from atlas_memory.data import DataConfig
 from atlas_memory.models.accounting import named_size, sized_config
@@ -47,6 +47,13 @@ def _checked_model(fields: dict[str, Any]) -> dict[str, Any]:
         _, described = named_size(fields["size"], described)
     AtlasConfig(**described)
     return fields
+
+
+def _several(value: Any) -> Any:
+    """One folder is a list of one, and so it is written down."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
 
 
 def make_config(fields: dict[str, Any], **tokenizer: Any) -> AtlasConfig:
@@ -122,7 +129,9 @@ class LoggingConfig(Section):
 class Recipe(Section):
     description: str = ""
     seed: CountOrNone = 0
-    start: str | None = None  # a saved model's folder to go on from, with its tokenizer; then `model` must be empty
+    # Folders of saved models to go on from, with their tokenizer; several are joined (models/joining.py). Then `model`
+    # must be empty.
+    start: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
     model: Annotated[dict[str, Any], AfterValidator(_checked_model)] = Field(default_factory=dict)
     tokenizer: TokenizerConfig = TokenizerConfig()
     data: DataConfig = Field(default_factory=DataConfig)
@@ -135,7 +144,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> Recipe:
-        if self.start is not None and (self.model or self.tokenizer.vocabulary is not None):
+        if self.start and (self.model or self.tokenizer.vocabulary is not None):
             raise ValueError("start gives the model and its tokenizer; model and tokenizer must be left out with it.")
         if self.loop.sharding != "none" and self.optimizer.name == "muon":
             raise ValueError("loop.sharding='fsdp2' needs optimizer.name='adamw': Muon needs whole matrices.")
