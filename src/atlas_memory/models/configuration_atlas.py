@@ -173,8 +173,10 @@ def _resolved_layers(preset: str | None, layer_types: Sequence[str] | None, coun
 
 def _check_misspelled(unknown: Mapping[str, Any]) -> None:
     """Configurations accept any further attribute; one that nearly is a field is a slip."""
-    fields = [name for name in inspect.signature(AtlasConfig.__init__).parameters if name not in ("self", "kwargs")]
     for name in unknown:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
+        near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.85)
         if near:
             raise ValueError(f"AtlasConfig has no field {name!r}; did you mean {near[0]!r}?")
+
+
+FIELDS = tuple(name for name in inspect.signature(AtlasConfig.__init__).parameters if name not in ("self", "kwargs"))

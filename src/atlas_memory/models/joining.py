@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atlas_memory.models.configuration_atlas import AtlasConfig
+from atlas_memory.models.configuration_atlas import FIELDS, AtlasConfig
 from atlas_memory.models.modeling_atlas import AtlasForCausalLM
 
 # What is added up; everything else must agree.
@@ -44,9 +44,9 @@ def join(parts: Sequence[AtlasForCausalLM]) -> AtlasForCausalLM:
 
 
 def _joined_config(configs: Sequence[AtlasConfig]) -> AtlasConfig:
-    fields = [config.to_dict() for config in configs]
-    for name in fields[0]:
-        values = [field.get(name) for field in fields]
+    fields = [{name: getattr(config, name) for name in FIELDS} for config in configs]
+    for name in FIELDS:
+        values = [field[name] for field in fields]
         if name not in WIDTHS and any(value != values[0] for value in values):
             raise ValueError(f"parts differ in {name}: {', '.join(map(str, values))}; only widths may differ.")
     if len({config.hidden_size // config.num_attention_heads for config in configs}) > 1:

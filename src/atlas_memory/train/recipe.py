@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from atlas_memory.data import DataConfig
 from atlas_memory.models.accounting import named_size, sized_config
-from atlas_memory.models.configuration_atlas import AtlasConfig
+from atlas_memory.models.configuration_atlas import FIELDS, AtlasConfig
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -18,12 +17,9 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]  # strict: `yes` is not 1
 CountOrNone = Annotated[int, Field(ge=0, strict=True)]
 
-_NOT_IN_RECIPES = ("self", "kwargs", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+_NOT_IN_RECIPES = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 # `size` stands for widths and depth; the vocabulary and the special tokens are the tokenizer's.
-MODEL_FIELDS = (
-    "size",
-    *(name for name in inspect.signature(AtlasConfig.__init__).parameters if name not in _NOT_IN_RECIPES),
-)
+MODEL_FIELDS = ("size", *(name for name in FIELDS if name not in _NOT_IN_RECIPES))
 
 
 class Section(BaseModel):
