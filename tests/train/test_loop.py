@@ -355,3 +355,5 @@ def test_runs_end_where_the_data_do(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert read_log(run)[-2]["step"] == steps  # validated at the end
     assert (run / "checkpoints" / f"step-{steps:08d}").is_dir()
     assert find([run])[0].row()[-1] == "yes"
+    trained(tmp_path, "run", resume=True, data=data, loop={"steps": 50})
+    assert logged(run, "data_ended") == [True]

@@ -43,9 +43,9 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run will take again."""
+    """Drop the lines that a resumed run will write again: of later steps, and that the data ended."""
     if (run / LOG).is_file():
-        kept = [line for line in read_log(run) if line["step"] <= step]
+        kept = [line for line in read_log(run) if line["step"] <= step and "data_ended" not in line]
         write_whole(run / LOG, "".join(map(_as_text, kept)))
 
 
