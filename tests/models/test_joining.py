@@ -15,8 +15,9 @@ from tests.support import assert_close
 
 NARROW = {"hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 6, "memory_heads": 1}
 
+UNEQUAL = {"preset": "gated_deltanet", "memory": {"key_width": 4, "value_width": 6}}
 RECURRENT = {"layer_types": ["memory_tokens", "titans"], "num_hidden_layers": 2}
-MODELS = [{"backbone": backbone, **layers_of(preset, "mixed")} for preset, backbone in PAIRS] + [RECURRENT]
+MODELS = [{"backbone": backbone, **layers_of(preset, "mixed")} for preset, backbone in PAIRS] + [RECURRENT, UNEQUAL]
 
 
 def logits_of(model: AtlasForCausalLM) -> Tensor:
@@ -29,12 +30,12 @@ def without_norms(**fields: Any) -> AtlasForCausalLM:
     """Norms that only scale: with an epsilon this large, what stands beside a part does not touch it."""
     model = small_model(rms_norm_eps=1e12, **fields)
     for name, weight in model.named_parameters():
-        if name.endswith(("norm.weight", "between.weight")):
+        if name.endswith(("norm.weight", "between.weight", "attended.weight", "remembered.weight")):
             weight.data *= 1e6
     return model
 
 
-@pytest.mark.parametrize("fields", MODELS, ids=lambda fields: "-".join([*fields["layer_types"]]))
+@pytest.mark.parametrize("fields", MODELS, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_the_parts_answer_as_they_did(fields: dict[str, Any]) -> None:
     wide, narrow = without_norms(**fields), without_norms(**fields, **NARROW)
     joined = join([wide, narrow])

@@ -11,8 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app
-from atlas_memory.data import train_tokenizer
-from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.studies import language_models, runs
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE, Study, quick_study, run_study
@@ -74,22 +72,11 @@ def test_a_tokenizer_is_of_one_study(tmp_path: Path, untrained: None) -> None:
         ({"changes": (*study.changes, "data.source.limit=5")}, r"source\.limit=None, and not 5"),
         ({"changes": (*study.changes, "data.validation=0.5")}, r"validation=0\.2, and not 0\.5"),
     ):
-        with pytest.raises(ValueError, match=f"holds a tokenizer made with {named}; .*another folder"):
+        with pytest.raises(ValueError, match=f"tokenizer was made with {named}; .*another folder"):
             run_study(dataclasses.replace(study, **change), out, progress=False)
     assert files == {path.name: path.read_bytes() for path in (out / "tokenizer").iterdir()}
     with pytest.raises(InterruptedError):  # more seeds are the same study
         run_study(dataclasses.replace(study, seeds=2), out, progress=False)
-
-
-def test_a_tokenizer_without_a_note_is_known_by_its_vocabulary(tmp_path: Path, untrained: None) -> None:
-    """Studies that began before there were notes go on."""
-    out = tmp_path / "study"
-    tokenizer = train_tokenizer(["a few words, and a few more words"], 270, out / "tokenizer", progress=False)
-    size = vocabulary_size(tokenizer)
-    with pytest.raises(ValueError, match=f"holds a tokenizer made with vocabulary={size}, and not 512"):
-        run_study(tiny(tmp_path), out, progress=False)
-    with pytest.raises(InterruptedError):
-        run_study(tiny(tmp_path, vocabulary=size), out, progress=False)
 
 
 def test_a_tokenizer_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

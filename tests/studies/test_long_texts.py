@@ -13,6 +13,7 @@ from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies import long_texts
 from atlas_memory.studies.language_models import FIGURE, TABLE
 from atlas_memory.studies.long_texts import MODELS, Study, quick_study, recipe_of, run_study
+from tests.train.support import logged
 
 
 def test_a_study_is_continued_and_never_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +45,12 @@ def test_models_have_as_many_parameters_as_the_recipes_own() -> None:
 
 def test_command(tmp_path: Path) -> None:
     arguments = ["study", "babilong", "--quick", "--quiet", "--models", "window", "--out", str(tmp_path)]
+    arguments[2:2] = ["--set", "loop.steps=2", "--lengths", "100"]  # of the quick one too
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "`window-seed0`" in result.output
+    assert "| 100 |" in result.output
+    assert logged(tmp_path / "runs" / "window-seed0", "step")[-1] == 2
     result = CliRunner().invoke(app, [*arguments[:-3], "nobody", *arguments[-2:]])
     assert result.exit_code == 2
     assert "nobody" in result.output

@@ -55,11 +55,15 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
         (["babilong", "--facts", "absent"], "error: facts='absent'"),
         (["babilong", "--background", "absent"], "error: background='absent'"),
         (["niah", "--depths", "x"], "error: depths: 'x' is not a number"),
+        (["niah", "--tasks", "single_1,singel_2"], "error: task='singel_2' is not a choice"),
+        (["niah", "--depths", "0,50"], "error: depth=50.0 must lie between 0"),
         (["mqar", "--scale", "huge"], "error: scale='huge' is not a choice"),
         (["mad", "--tasks", "sorting"], "error: task='sorting' is not a choice"),
     ):
         code, _, stderr = run("eval", *arguments, "--model", byte_model, "--out", out)
         assert code == 2 and stderr.startswith(message), stderr
+    code, _, stderr = run("eval", "mad", "--model", byte_model, "--out", out.with_suffix(".png"))
+    assert code == 2 and "is where the figure goes" in stderr
     assert list(tmp_path.iterdir()) == []
 
 

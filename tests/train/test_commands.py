@@ -53,11 +53,14 @@ def test_generating_from_a_file_is_generating_from_its_text(tiny: Path, tmp_path
 
 def test_runs_and_their_differences(tiny: Path) -> None:
     fields = tiny_recipe(tiny.parent.parent, optimizer={"lr": 0.02}, loop={"steps": 2})
+    fields |= {"description": "[bold] or not", "start": [str(tiny / "final")]}
+    del fields["model"]
     train(Recipe.model_validate(fields), tiny.parent / "second", progress=False)
     shown = call("runs", tiny.parent, "--compare")
     assert "first" in shown
     assert "optimizer.lr" in shown
     assert "optimizer.eps" not in shown
+    assert "[bold] or not" in " ".join(shown.split())
 
 
 def test_plot(tiny: Path, tmp_path: Path) -> None:

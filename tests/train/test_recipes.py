@@ -62,6 +62,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("  lr: 3e-4", "  lr: fast", 7, "optimizer.lr: 'fast': input should be a valid number"),
         ("  lr: 3e-4", "  lr: -1", 7, "optimizer.lr: -1: input should be greater than 0"),
         ("    batch: 4", "    batch: 0", 5, "data.rows.batch: batch=0 must be a whole number of at least 1."),
+        ("    batch: 4", "    batch: yes", 5, "data.rows.batch: True: input should be a valid integer."),
         ("    batch: 4", "    bach: 4", 5, "data.rows.bach: is unknown; did you mean batch?"),
         ("  preset: titans", "  preset: titanic", 2, "titanic"),
         ("  preset: titans", "  presets: titans", 2, "model.presets: is unknown; did you mean preset?"),
@@ -106,6 +107,7 @@ loop: {steps: 5}
     ("old", "new", "line", "message"),
     [
         ("babilong", "babylong", 4, "data.exercises.0: exercise='babylong' is not a choice; allowed: babilong"),
+        ("share: 0.5", "share: 0.5\n      share: 0.2", 5, "share is given twice."),
         ("share: 0.5", "shares: 0.5", 4, "data.exercises.0.shares: is unknown; did you mean share?"),
         ("share: 0.5", "share: 2", 4, "data.exercises.0.share: share=2.0 must be a number above 0 and at most 1."),
     ],

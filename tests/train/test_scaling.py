@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from atlas_memory.cli import app
 from atlas_memory.models.accounting import account, count_parameters
 from atlas_memory.models.operations import Trace, trace_model
-from atlas_memory.train import load_recipe
+from atlas_memory.train import Recipe, load_recipe
 from atlas_memory.train.hardware import HARDWARE, Hardware, find_hardware, this_machine
 from atlas_memory.train.scaling import COLUMNS, Plan, communication_seconds, peak_memory, plan_of, predict, table
 from tests.models.support import layers_of, small_config, small_model, token_ids
@@ -100,6 +101,12 @@ def test_passes_cover_the_batch() -> None:
     recipe = load_recipe("paper-340m")
     assert plan_of(recipe, 8).rows == recipe.data.rows.batch
     assert plan_of(recipe, 512).rows == 512
+
+
+def test_a_recipe_that_starts_from_models(tmp_path: Path) -> None:
+    small_model().save_pretrained(tmp_path)
+    recipe = Recipe.model_validate({"start": [str(tmp_path)] * 2, "loop": {"steps": 1}})
+    assert plan_of(recipe, 1).config.hidden_size == 2 * small_model().config.hidden_size
 
 
 def test_a_table_of_a_recipe() -> None:

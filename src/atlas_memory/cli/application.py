@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Column, Table
 from transformers.utils import logging as transformers_logging
 
 app = typer.Typer(help="Sequence models that learn while they read.", no_args_is_help=True, add_completion=False)
@@ -19,6 +22,12 @@ console = Console()
 def prepare() -> None:
     """Sequence models that learn while they read."""
     transformers_logging.disable_progress_bar()  # of loading and saving, which take no time a person would notice
+
+
+def wide_table(columns: Sequence[str], title: str | None = None) -> Table:
+    """Of many columns: where the terminal is narrow, words are broken and nothing is left out."""
+    folded = (Column(name, overflow="fold") for name in columns)
+    return Table(*folded, title=title, box=box.SIMPLE, pad_edge=False)
 
 
 def refused(error: Exception) -> typer.Exit:

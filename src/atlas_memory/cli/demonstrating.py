@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.lengths import characters_of, parse_counts
 from atlas_memory.tasks.results import Report
+from atlas_memory.tasks.work import work_folder
 from atlas_memory.train import DivergedError, load_recipe
 from atlas_memory.train import train as run_training
 from atlas_memory.train.plot import figure_class
@@ -137,13 +139,14 @@ def _table(answers: list[tuple[Answered, Answered]]) -> Table:
 def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     """Files in `out` and what they show."""
     drawn = {}
-    files = sorted(results_folder().glob("*.json"))
+    files = sorted(results_folder().glob("*.json")) if folder == model_folder(DEFAULT) else []
     reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
     if reports:
         figures.compare(reports, out / CURVES)
         drawn[CURVES] = "BABILong, accuracy against length, as measured with `atlas-memory eval babilong`"
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
     settings = {"book": book, "lengths": NEEDLE_LENGTHS}
+    shutil.rmtree(work_folder(out / "needle.json"), ignore_errors=True)  # of a demo that was stopped: it takes seconds
     report = evaluate(Request("one fact", folder, cells, out / "needle.json", settings, batch=NEEDLE_SAMPLES))
     figures.draw(report, out / NEEDLE)
     drawn[NEEDLE] = "One fact at every depth of texts of different lengths, measured just now"

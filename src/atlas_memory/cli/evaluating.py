@@ -74,7 +74,7 @@ def evaluate_lm(
         float, typer.Option(help="Share of documents held out, as in training: only they are read. 0: all are.")
     ] = 0.0,
     limit: Annotated[int | None, typer.Option(help="Documents at most, before any are held out.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens at most.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Stop after the batch with which so many are scored.")] = None,
     rows: Annotated[int, typer.Option(help="Documents read side by side.", min=1)] = 4,
     segment: Annotated[int, typer.Option(help="Tokens read at once.", min=1)] = 512,
     first: Annotated[int, typer.Option(help="Width of the first bucket; each next one is twice as wide.", min=1)] = 128,

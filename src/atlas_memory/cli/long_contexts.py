@@ -28,6 +28,7 @@ Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 charact
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(mqar.SCALES)}.")]
 SamplesOrAll = Annotated[int | None, typer.Option(help="Samples of each setting; as many as the scale says if absent.")]
 Paths = "a folder, a glob or a list with commas"
+FIGURE = ".png"
 
 
 @evaluations.command()
@@ -136,11 +137,13 @@ def _number(argument: str, text: str) -> float:
 
 def _run(name: str, model: Path, out: Path, batch: int, settings: dict[str, Any], cells: Any) -> None:
     try:
+        if out.suffix == FIGURE:
+            raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
         report = evaluate(Request(name, model, cells(), out, settings, batch))
     except (ValueError, OSError) as error:
         raise refused(error) from error
     console.print(report.table())
     try:
-        figures.draw(report, out.with_suffix(".png"))
+        figures.draw(report, out.with_suffix(FIGURE))
     except ImportError as error:  # the numbers are there; a figure is a convenience
         typer.echo(str(error), err=True)

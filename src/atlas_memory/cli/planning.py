@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from atlas_memory.cli.application import app, console, refused
+from atlas_memory.cli.application import app, console, refused, wide_table
 from atlas_memory.models.accounting import SIZES
 from atlas_memory.train import load_recipe, scaling
 from atlas_memory.train.hardware import HARDWARE, THIS_MACHINE, find_hardware
@@ -45,7 +44,7 @@ def scale(
             for cells in (scaling.COLUMNS, ("---",) * len(scaling.COLUMNS), *rows):
                 typer.echo(f"| {' | '.join(cells)} |")
             return
-        shown = Table(*scaling.COLUMNS, title=f"{recipe} on {hardware}")
+        shown = wide_table(scaling.COLUMNS, f"{recipe} on {hardware}")
         for cells in rows:
             shown.add_row(*cells)
     except ValueError as error:

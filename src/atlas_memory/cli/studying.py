@@ -12,8 +12,6 @@ from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.studies import language_models, long_texts, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
 from atlas_memory.tasks import mad
-from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
-from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.lengths import parse_count, parse_counts
 
 studies = typer.Typer(help="Train and compare many models.", no_args_is_help=True)
@@ -78,14 +76,16 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 @studies.command("babilong")
 def study_babilong(
     out: Out,
-    recipe: Annotated[str, typer.Option(help="A path or a shipped name: how all models are trained.")] = "babilong",
+    recipe: Annotated[
+        str | None, typer.Option(help="A path or a shipped name: how all models are trained; babilong.")
+    ] = None,
     models: Annotated[str, typer.Option(help="With commas between.")] = ALL_LONG,
-    seeds: Seeds = 1,
-    tasks: Annotated[str, typer.Option(help="Of the evaluation, with commas between.")] = ",".join(TASKS[:5]),
-    lengths: Annotated[str, typer.Option(help="Of the evaluation, in GPT-2 tokens, such as 0k,4k,1M.")] = "0k,4k,128k",
-    samples: Annotated[int, typer.Option(help="Of each task and length.", min=1)] = 25,
-    facts: Annotated[str, typer.Option(help="As of eval babilong.")] = SIMULATOR,
-    background: Annotated[str, typer.Option(help="As of eval babilong.")] = BUILTIN,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each model; 1 unless given.", min=1)] = None,
+    tasks: Annotated[str | None, typer.Option(help="Of the evaluation, with commas between; qa1 to qa5.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Of the evaluation, in GPT-2 tokens; 0k,4k,128k.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Of each task and length; 25.", min=1)] = None,
+    facts: Annotated[str | None, typer.Option(help="As of eval babilong; simulator.")] = None,
+    background: Annotated[str | None, typer.Option(help="As of eval babilong; builtin.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the recipe, as loop.steps=500.")
     ] = None,
@@ -98,11 +98,18 @@ def study_babilong(
     """
     speak()
     try:
-        chosen = tuple(models.split(","))
-        study = long_texts.quick_study(chosen)
-        if not quick:
-            read = (tuple(tasks.split(",")), parse_counts("lengths", lengths), samples, facts, background)
-            study = long_texts.Study(recipe, tuple(changes or ()), chosen, seeds, *read)
+        study = (long_texts.quick_study if quick else long_texts.Study)(models=tuple(models.split(",")))
+        given: dict[str, Any] = {
+            "recipe": recipe,
+            "seeds": seeds,
+            "tasks": None if tasks is None else tuple(tasks.split(",")),
+            "lengths": None if lengths is None else parse_counts("lengths", lengths),
+            "samples": samples,
+            "facts": facts,
+            "background": background,
+            "changes": (*study.changes, *(changes or ())),
+        }
+        study = dataclasses.replace(study, **{name: value for name, value in given.items() if value is not None})
         long_texts.run_study(study, out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Column, Table
+from rich.markup import escape
 
-from atlas_memory.cli.application import app, console, refused, speak
+from atlas_memory.cli.application import app, console, refused, speak, wide_table
 from atlas_memory.train import DivergedError, load_recipe, plot, runs, shipped_recipes
 from atlas_memory.train import train as run_training
 
@@ -56,14 +55,14 @@ def list_runs(
         found = runs.find(folders)
     except ValueError as error:
         raise refused(error) from error
-    table = Table(*(Column(name, overflow="fold") for name in runs.COLUMNS), box=box.SIMPLE, pad_edge=False)
+    table = wide_table(runs.COLUMNS)
     for run in found:
-        table.add_row(*run.row())
+        table.add_row(*map(escape, run.row()))
     console.print(table)
     if compare:
-        differing = Table("field", *(run.name for run in found))
+        differing = wide_table(["field", *(escape(run.name) for run in found)])
         for field, values in runs.differing_fields(found):
-            differing.add_row(field, *map(str, values))
+            differing.add_row(escape(field), *(escape(str(value)) for value in values))
         console.print(differing)
 
 
@@ -81,6 +80,6 @@ def plot_runs(
     """
     try:
         plot.draw(runs.find(folders), out, quantity or list(plot.DEFAULT))
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
     console.print(f"The curves are in {out}", markup=False)

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Strict
 
 SOURCE_KINDS = ("builtin", "text", "jsonl", "datasets")
 SPLITS = ("train", "validation", "all")
@@ -18,6 +20,7 @@ _SUFFIXES = """
     .hs .ml .lean .v .asm .cmake
 """
 TEXT_SUFFIXES = tuple(_SUFFIXES.split())
+Whole = Annotated[int, Strict()]  # in a recipe, `yes` is not 1
 _SEEDS = 2**32  # numpy's frozen generator takes 32-bit words
 
 
@@ -61,7 +64,7 @@ class SourceConfig:
     split: str = "train"  # datasets
     revision: str | None = None  # datasets: a commit or tag on the hub
     streaming: bool = False  # datasets: read rows as they come, without a copy of the whole
-    limit: int | None = None  # documents at most
+    limit: Whole | None = None  # documents at most
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, SOURCE_KINDS)
@@ -114,14 +117,14 @@ class RowsConfig:
     """
 
     kind: str = "packed"
-    batch: int = 8  # rows of the global batch, over all ranks
-    length: int = 512  # tokens of a row
+    batch: Whole = 8  # rows of the global batch, over all ranks
+    length: Whole = 512  # tokens of a row
     lengths: tuple[tuple[int, int], ...] = ()
     boundaries: str = "reset"  # packed: the memory forgets at the start of a document, or carries over it
-    minimum_tokens: int = 1  # segments: shorter documents are left out
+    minimum_tokens: Whole = 1  # segments: shorter documents are left out
     shuffle: bool = True
-    seed: int = 0
-    epochs: int | None = None  # passes over the documents; None: without end
+    seed: Whole = 0
+    epochs: Whole | None = None  # passes over the documents; None: without end
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ("packed", "segments"))
@@ -216,8 +219,8 @@ class DataConfig:
     rows: RowsConfig = dataclasses.field(default_factory=RowsConfig)
     validation: float = 0.05
     cache: str | None = None
-    tokenizing_workers: int = 0  # processes that tokenise; 0: this one
-    loading_workers: int = 0  # processes that prepare batches; 0: this one
+    tokenizing_workers: Whole = 0  # processes that tokenise; 0: this one
+    loading_workers: Whole = 0  # processes that prepare batches; 0: this one
     pin_memory: bool = False
 
     def __post_init__(self) -> None:

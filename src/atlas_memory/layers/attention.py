@@ -86,6 +86,8 @@ class Attention(nn.Module):
             self.check_state(state)
             state.check(packing.rows, keys.device)
             state = state.to(keys.dtype)
+            if self.window is None:  # of rows that stood beside longer ones, nothing but their own
+                state = state.last(max(state.position, default=0))
         after = self._after(keys, values, state, packing.lengths)
         if last:
             return x, after

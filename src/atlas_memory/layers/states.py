@@ -63,6 +63,10 @@ class AttentionState(Verbs):
         chosen = self.map(lambda tensor: tensor.index_select(0, torch.tensor(indices, device=tensor.device)))
         return dataclasses.replace(chosen, position=tuple(self.position[r] for r in indices))
 
+    def last(self, places: int) -> AttentionState:
+        """With no more than the last places."""
+        return self.map(lambda tensor: tensor[:, max(tensor.shape[1] - places, 0) :])
+
     def restarted(self, rows: Sequence[bool]) -> AttentionState:
         """As if the marked rows had read nothing: what they keep is no longer visible."""
         position = tuple(0 if restart else n for restart, n in zip(rows, self.position, strict=True))

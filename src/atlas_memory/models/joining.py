@@ -2,7 +2,8 @@
 
 Skills that hinder each other while they are learned can be learned apart, joined, and trained on together. The blocks
 between the parts start at zero, so that each part goes on as before but for two things: norms are taken over all of
-them, and the logits are the mean of theirs. A model joined with itself is that model.
+them, and the logits are the mean of theirs. (Coefficients of polynomials, which all heads share, are averaged too.) A
+model joined with itself is that model.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from atlas_memory.layers import Memory
 from atlas_memory.models.configuration_atlas import FIELDS, AtlasConfig
 from atlas_memory.models.modeling_atlas import AtlasForCausalLM
 
 # What is added up; everything else must agree.
 WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size", "memory_heads")
 
-# Weights that hold several projections one after the other: each is joined by itself.
-PACKED = {"key_value.weight": 2, "gate_up.weight": 2, "memory.tokens.weight": 3, "memory.mixing": 3}
+# Weights that hold several projections one after the other, and their shares: each is joined by itself. Of a memory's
+# queries, keys and values: `Memory.widths`.
+PACKED = {"key_value.weight": (1, 1), "gate_up.weight": (1, 1)}
+PACKED_IN_MEMORIES = ("tokens.weight", "mixing")
 
 # The norm before the logits, which is divided by the number of parts: a mean, not a sum.
 LAST_NORM = "model.norm.weight"
@@ -29,11 +33,11 @@ def join(parts: Sequence[AtlasForCausalLM]) -> AtlasForCausalLM:
     """One model of the parts: of the same layers, vocabulary and widths per head."""
     if not parts:
         raise ValueError("parts is empty: there is nothing to join.")
-    joined = AtlasForCausalLM(_joined_config([part.config for part in parts]))
+    joined = AtlasForCausalLM(joined_config([part.config for part in parts]))
     joined.to(parts[0].dtype)  # type: ignore[arg-type]
-    states = [part.state_dict() for part in parts]
+    states, shares = [part.state_dict() for part in parts], _shares(joined)
     weights = {
-        name: _joined_weight(name, like.shape, [state[name] for state in states])
+        name: _joined_weight([state[name] for state in states], like.shape, shares[name])
         for name, like in joined.state_dict().items()
     }
     weights[LAST_NORM] = weights[LAST_NORM] / len(parts)
@@ -43,7 +47,8 @@ def join(parts: Sequence[AtlasForCausalLM]) -> AtlasForCausalLM:
     return joined
 
 
-def _joined_config(configs: Sequence[AtlasConfig]) -> AtlasConfig:
+def joined_config(configs: Sequence[AtlasConfig]) -> AtlasConfig:
+    """Of the model that `join` makes of models with these."""
     fields = [{name: getattr(config, name) for name in FIELDS} for config in configs]
     for name in FIELDS:
         values = [field[name] for field in fields]
@@ -54,19 +59,36 @@ def _joined_config(configs: Sequence[AtlasConfig]) -> AtlasConfig:
     return AtlasConfig(**fields[0] | {name: sum(field[name] for field in fields) for name in WIDTHS})
 
 
-def _joined_weight(name: str, shape: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
+def _shares(model: AtlasForCausalLM) -> dict[str, Sequence[int]]:
+    """Of the projections in each weight."""
+    shares: dict[str, Sequence[int]] = {
+        name: next((counts for suffix, counts in PACKED.items() if name.endswith(suffix)), (1,))
+        for name in model.state_dict()
+    }
+    for path, module in model.named_modules():
+        if isinstance(module, Memory):
+            shares |= {f"{path}.{name}": module.widths for name in PACKED_IN_MEMORIES}
+    return shares
+
+
+def _joined_weight(parts: Sequence[Tensor], shape: Sequence[int], shares: Sequence[int]) -> Tensor:
     """The parts along the diagonal of every dimension in which the joined weight is wider; zeros beside it."""
-    packed = next((count for suffix, count in PACKED.items() if name.endswith(suffix)), 1)
     wider = [axis for axis, width in enumerate(shape) if any(width != part.shape[axis] for part in parts)]
     if not wider:  # one for all heads
         return torch.stack(list(parts)).mean(0)
-    joined = parts[0].new_zeros(packed, shape[0] // packed, *shape[1:])
-    begins = [0] * len(shape)
-    for part in parts:
-        block = part.unflatten(0, (packed, -1))
+    split = [part.split([part.shape[0] * share // sum(shares) for share in shares]) for part in parts]
+    return torch.cat([_diagonal(blocks, wider) for blocks in zip(*split, strict=True)])
+
+
+def _diagonal(blocks: Sequence[Tensor], axes: Sequence[int]) -> Tensor:
+    shape = list(blocks[0].shape)
+    for axis in axes:
+        shape[axis] = sum(block.shape[axis] for block in blocks)
+    joined, begins = blocks[0].new_zeros(shape), [0] * len(shape)
+    for block in blocks:
         place = [slice(None)] * len(shape)
-        for axis in wider:
-            place[axis] = slice(begins[axis], begins[axis] + block.shape[axis + 1])
-            begins[axis] += block.shape[axis + 1]
-        joined[(slice(None), *place)] = block
-    return joined.flatten(0, 1)
+        for axis in axes:
+            place[axis] = slice(begins[axis], begins[axis] + block.shape[axis])
+            begins[axis] += block.shape[axis]
+        joined[tuple(place)] = block
+    return joined

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.data import SourceConfig, load_tokenizer, read_documents, train_tokenizer
-from atlas_memory.data.folders import recover, replace_folder
+from atlas_memory.data import SourceConfig, load_tokenizer, read_documents
 from atlas_memory.data.tokenizers import vocabulary_size
 from atlas_memory.files import finite, write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config
@@ -20,9 +19,8 @@ from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies.runs import check_same, finished, run_folder, trained
 from atlas_memory.studies.summaries import Result, figure, markdown, summarise
 from atlas_memory.train import Recipe, load_recipe
-from atlas_memory.train.loop import MADE_FROM
+from atlas_memory.train.kept_tokenizer import keep_tokenizer
 from atlas_memory.train.plot import figure_class
-from atlas_memory.train.recipe_files import differences
 from atlas_memory.train.records import read_log
 
 # Name in the table → what distinguishes the model. Everything else is the base recipe's.
@@ -134,36 +132,14 @@ def _base_recipe(study: Study, out: Path) -> Recipe:
 
 
 def _make_tokenizer(study: Study, base: Recipe) -> None:
-    """Trained on the training documents, unless it is there. With what it was made from, in full or not at all."""
-    folder, made_from = Path(base.data.tokenizer), _made_from(study, base)
-    recover(folder)
-    if folder.exists():
-        _check_same_tokenizer(folder, made_from)
-        return
+    """Trained on the training documents, unless it is there."""
     for model in study.models:  # before the work; it may have fewer tokens than it was asked for, which fit as well
         _fitted(study, {**base.model, **MODELS[model]}, study.vocabulary, model)
     documents = read_documents(base.data.source, "train", base.data.validation)
-    with replace_folder(folder) as unfinished:
-        train_tokenizer((document.text for document in documents), study.vocabulary, unfinished)
-        (unfinished / MADE_FROM).write_text(json.dumps(made_from, indent=1), encoding="utf-8")
-
-
-def _made_from(study: Study, base: Recipe) -> dict[str, Any]:
     data = base.to_dict()["data"]
-    return {"vocabulary": study.vocabulary, "source": data["source"], "validation": data["validation"]}
-
-
-def _check_same_tokenizer(folder: Path, made_from: Mapping[str, Any]) -> None:
-    """Without a note, as older studies have it, the vocabulary is counted; other data are seen by `check_same`."""
-    if (folder / MADE_FROM).is_file():
-        before = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
-    else:
-        before = {**made_from, "vocabulary": vocabulary_size(load_tokenizer(folder))}
-    for field, old, new in differences(before, made_from)[:1]:
-        raise ValueError(
-            f"out={str(folder.parent)!r} holds a tokenizer made with {field}={old!r}, and not {new!r}; "
-            "give the same settings, or another folder."
-        )
+    made_from = {"vocabulary": study.vocabulary, "source": data["source"], "validation": data["validation"]}
+    texts = (document.text for document in documents)
+    keep_tokenizer(Path(base.data.tokenizer), texts, study.vocabulary, made_from)
 
 
 def _recipe(study: Study, base: Recipe, model: str, seed: int) -> Recipe:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from atlas_memory.files import write_whole
-from atlas_memory.train.plot import figure_class
+from atlas_memory.train.plot import figure_class, save_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +95,3 @@ def figure(results: Sequence[Result], path: Path) -> None:
     ends.invert_yaxis()
     ends.grid(alpha=0.3)
     save_figure(drawing, path)
-
-
-def save_figure(drawing: Any, path: Path) -> None:
-    """A PNG file, whole or not at all."""
-    image = io.BytesIO()
-    drawing.savefig(image, format="png", dpi=120)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, image.getvalue())

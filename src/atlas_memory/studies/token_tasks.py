@@ -28,14 +28,13 @@ from atlas_memory.files import write_whole
 from atlas_memory.layers import Memory
 from atlas_memory.models import AtlasConfig, AtlasForCausalLM
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE
-from atlas_memory.studies.summaries import save_figure
 from atlas_memory.tasks import mad, mqar
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell, Examples
 from atlas_memory.train import DivergedError
 from atlas_memory.train.optimizers import make_optimizers
-from atlas_memory.train.plot import figure_class
+from atlas_memory.train.plot import figure_class, save_figure
 from atlas_memory.train.recipe import OptimizerConfig, ScheduleConfig
 from atlas_memory.train.schedule import factor, set_learning_rate
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atlas_memory.tasks.lengths import length_name
 from atlas_memory.tasks.results import Report, Result, means
-from atlas_memory.train.plot import figure_class
+from atlas_memory.train.plot import figure_class, save_figure
 
 
 def draw(report: Report, out: Path) -> None:
@@ -21,7 +21,7 @@ def draw(report: Report, out: Path) -> None:
     else:
         _bars(figure, report.results)
     figure.suptitle(f"{report.name}: {Path(report.model).name}")
-    figure.savefig(out, format=out.suffix.lstrip(".") or "png", dpi=150)
+    save_figure(figure, out)
 
 
 def compare(reports: Mapping[str, Report], out: Path) -> None:
@@ -36,7 +36,7 @@ def compare(reports: Mapping[str, Report], out: Path) -> None:
         if len({result.task for result in report.results}) == 1:
             _interval(axes, places, sorted(report.results, key=lambda result: result.length), line.get_color())
     axes.legend()
-    figure.savefig(out, format=out.suffix.lstrip(".") or "png", dpi=150)
+    save_figure(figure, out)
 
 
 def _length_axes(figure: Any, lengths: Sequence[int]) -> Any:

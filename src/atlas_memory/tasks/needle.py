@@ -68,9 +68,7 @@ def needle_sample(
     task: str, number: int, length: int, depth: float, background: Background | None = None, seed: int = 0
 ) -> Sample:
     """A needle after a share `depth` of the haystack's sentences. length: GPT-2-equivalent tokens of everything."""
-    check_choice("task", task, tuple(TASKS))
-    if not 0 <= depth <= 1:
-        raise ValueError(f"depth={depth} must lie between 0, the start of the text, and 1, its end.")
+    _check(task, depth)
     kind = TASKS[task]
     place = f"needle {task} {length} {depth} {seed} {number}"
     draw = random.Random(place)
@@ -96,6 +94,12 @@ def _pieces(
     before, question = BEFORE.format(**words), QUESTION.format(**words)
     needle = NEEDLE.format(value=value, **words)
     return at_depth(needle, depth, length, functools.partial(source.sentences, seed), question, before)
+
+
+def _check(task: str, depth: float) -> None:
+    check_choice("task", task, tuple(TASKS))
+    if not 0 <= depth <= 1:
+        raise ValueError(f"depth={depth} must lie between 0, the start of the text, and 1, its end.")
 
 
 def at_depth(
@@ -131,6 +135,8 @@ def cells(
 ) -> list[Cell]:
     """The grid: every task at every length and depth, `samples` of each."""
     check_whole("samples", samples)
+    for task, depth in itertools.product(tasks, depths):
+        _check(task, depth)
     opened = open_background(background)
     made = []
     for task in tasks:

@@ -27,6 +27,11 @@ class Finished:
     peak_rss_mb: float = 0.0
 
 
+def work_folder(out: Path) -> Path:
+    """Beside a result."""
+    return out.with_name(f"{out.name}.work")
+
+
 class WorkFolder:
     """finished.json: settings and finished batches. reading.safetensors: the memory in the middle of the next one.
 
@@ -34,7 +39,7 @@ class WorkFolder:
     """
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
-        self.folder = out.with_name(f"{out.name}.work")
+        self.folder = work_folder(out)
         self._settings = json.loads(json.dumps(settings))  # as it will be read back
         self._file, self._cache = self.folder / "finished.json", self.folder / "reading.safetensors"
         self.finished: list[Finished] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import math
 import time
@@ -25,14 +24,13 @@ from atlas_memory.data import (
     make_exercise,
     make_loader,
     read_documents,
-    train_tokenizer,
 )
-from atlas_memory.data.folders import recover, replace_folder
+from atlas_memory.data.folders import replace_folder
 from atlas_memory.data.tokenizers import Encoder, end_token, vocabulary_size
-from atlas_memory.files import write_whole
 from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.models.joining import join
 from atlas_memory.train.checkpoint import Checkpoints, Progress, seed_random_numbers
+from atlas_memory.train.kept_tokenizer import keep_tokenizer
 from atlas_memory.train.learner import Learner, Outcome
 from atlas_memory.train.recipe import Recipe, make_config
 from atlas_memory.train.recipe_files import differences, save_recipe
@@ -44,7 +42,6 @@ RECIPE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
 FINAL = "final"
 TOKENIZER = "tokenizer"
-MADE_FROM = "made_from.json"  # beside a tokenizer: what it was trained by
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
 _log = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, progress: bool = T
     resume: go on from the newest whole checkpoint, if there is one. Every process of a launch calls this.
     """
     accelerator = make_accelerator(recipe, out)
-    _check_folder(out, resume)
+    _check_folder(out, recipe, resume)
     accelerator.wait_for_everyone()  # all have looked before one writes
     if accelerator.is_main_process:
         out.mkdir(parents=True, exist_ok=True)
@@ -78,9 +75,12 @@ def make_accelerator(recipe: Recipe, out: Path) -> Accelerator:
     )
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def _check_folder(out: Path, recipe: Recipe, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file; it must be a folder.")
+    source = recipe.data.source.path
+    if source and out.resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"out={str(out)!r} lies in the source folder, and would be read as text; choose another.")
     if not resume and any((out / name).exists() for name in (CHECKPOINTS, FINAL, LOG, TOKENIZER)):
         raise ValueError(f"out={str(out)!r} holds a run already; go on with --resume, or choose another folder.")
 
@@ -148,17 +148,10 @@ class Training:
         return first
 
     def _make_tokenizer(self, folder: Path, vocabulary: int) -> None:
-        """Unless it is there; one that was made by another recipe would be used in silence."""
         fields = self.recipe.to_dict()
-        made_from = {"tokenizer": fields["tokenizer"], "source": fields["data"]["source"]}
-        recover(folder)
-        if not folder.exists():
-            train_tokenizer(self._texts(), vocabulary, folder, progress=self.show)
-            write_whole(folder / MADE_FROM, json.dumps(made_from))
-        elif (folder / MADE_FROM).is_file() and json.loads((folder / MADE_FROM).read_text()) != made_from:
-            raise ValueError(
-                f"{folder} was trained by another recipe; remove it, or choose another folder for the run."
-            )
+        data = {name: fields["data"][name] for name in ("source", "validation", "exercises")}
+        made_from = {"tokenizer": fields["tokenizer"], **data}
+        keep_tokenizer(folder, self._texts(), vocabulary, made_from, progress=self.show)
 
     def _texts(self) -> Iterator[str]:
         """What a tokenizer is trained on: documents of the source, and lessons of every exercise."""
@@ -201,9 +194,11 @@ class Training:
         if newest is not None:
             self.progress = self.checkpoints.load(newest, self.learner, self.recipe.seed)
             self.train_data.load_state_dict(self.progress.data)
+            self.saved_at = self.progress.step
+            self.looked_at = max(map(int, self.progress.validation), default=-1)
             _log.info("Going on from %s.", newest)
         if self.accelerator.is_main_process:
-            forget_after(self.out, self.progress.step)
+            forget_after(self.out, self.progress.step, self.looked_at == self.progress.step)
         self.accelerator.wait_for_everyone()
 
     def step(self, records: Records) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atlas_memory.files import write_whole
 from atlas_memory.train.runs import Run
 
 DEFAULT = ("loss", "validation_loss", "lr")
@@ -29,8 +31,15 @@ def draw(runs: Sequence[Run], out: Path, quantities: Sequence[str] = DEFAULT) ->
             axes.plot(steps, values, label=run.name, marker="." if len(steps) < 20 else None)
         axes.grid(alpha=0.3)
         axes.legend()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, format="png", dpi=120)
+    save_figure(figure, out)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """A file, whole or not at all; PNG unless its name says otherwise."""
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, image.getvalue())
 
 
 def figure_class() -> Any:

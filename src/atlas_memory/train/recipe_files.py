@@ -109,6 +109,9 @@ def _put(fields: dict[str, Any], location: Location, value: Any, override: str) 
 
 
 def _duplicates(node: yaml.Node) -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _duplicates(item)
     if not isinstance(node, yaml.MappingNode):
         return
     seen = set()

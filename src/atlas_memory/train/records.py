@@ -42,10 +42,15 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def forget_after(run: Path, step: int) -> None:
-    """Drop the lines that a resumed run will write again: of later steps, and that the data ended."""
+def forget_after(run: Path, step: int, validated: bool) -> None:
+    """Drop the lines that a run resumed after a step will write again. validated: it knows the loss of that step."""
+
+    def written_again(line: dict[str, Any]) -> bool:
+        later = line["step"] > step or "data_ended" in line
+        return later or ("validation_loss" in line and line["step"] == step and not validated)
+
     if (run / LOG).is_file():
-        kept = [line for line in read_log(run) if line["step"] <= step and "data_ended" not in line]
+        kept = [line for line in read_log(run) if not written_again(line)]
         write_whole(run / LOG, "".join(map(_as_text, kept)))
 
 

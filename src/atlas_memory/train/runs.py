@@ -33,16 +33,20 @@ class Run:
         lines = [line for line in self.log if quantity in line]
         return [line["step"] for line in lines], [line[quantity] for line in lines]
 
+    def _model(self) -> str:
+        if self.recipe.get("start"):
+            return "from " + " + ".join(self.recipe["start"])
+        return f"{self.recipe['model'].get('preset', 'atlas')} {self.recipe['model'].get('backbone', 'mag')}"
+
     def row(self) -> tuple[str, ...]:
         """As in COLUMNS."""
-        model = self.recipe["model"]
         step, steps = max((line["step"] for line in self.log), default=0), self.recipe["loop"]["steps"]
         validation = self.values("validation_loss")[1]
         ended = step >= steps or any("data_ended" in line for line in self.log)
         state = "yes" if (self.folder / "final").is_dir() and ended else f"{step / steps:.0%}"
         return (
             self.name,
-            f"{model.get('preset', 'atlas')} {model.get('backbone', 'mag')}",
+            self._model(),
             f"{step:,}",
             _number([n / 1e6 for n in self.values("tokens")[1][-1:]], ",.2f"),
             _number(self.values("loss")[1][-1:], ".3f"),

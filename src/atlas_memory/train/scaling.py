@@ -18,6 +18,7 @@ from atlas_memory.data.tokenizers import BYTES, SMALLEST_VOCABULARY
 from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.models.accounting import account, count_parameters
 from atlas_memory.models.configuration_atlas import AtlasConfig
+from atlas_memory.models.joining import joined_config
 from atlas_memory.models.operations import Operation, Pass, Trace, trace_model
 from atlas_memory.train.hardware import Hardware
 from atlas_memory.train.optimizers import KINDS, parameter_kinds
@@ -73,12 +74,18 @@ def vocabulary_of(recipe: Recipe) -> int:
     return recipe.tokenizer.vocabulary or named
 
 
+def _config_of(recipe: Recipe) -> AtlasConfig:
+    if recipe.start:
+        return joined_config([AtlasConfig.from_pretrained(folder) for folder in recipe.start])
+    return make_config(recipe.model, vocab_size=vocabulary_of(recipe))
+
+
 def plan_of(recipe: Recipe, accelerators: int, **changes: Any) -> Plan:
     """The recipe's step. A batch of fewer rows than accelerators grows to one row each: nothing smaller is possible."""
     rows = recipe.data.rows
     batch = math.ceil(rows.batch / accelerators) * accelerators
     fields: dict[str, Any] = {
-        "config": make_config(recipe.model, vocab_size=vocabulary_of(recipe)),
+        "config": _config_of(recipe),
         "rows": batch,
         "length": max([rows.length, *(length for _, length in rows.lengths)]),
         "rows_per_pass": recipe.loop.rows_per_pass or batch // accelerators,

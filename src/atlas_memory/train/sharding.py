@@ -47,13 +47,17 @@ def like(whole: Tensor, parameter: Tensor) -> Tensor:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[set[str], set[str]]:
-    """Put whole tensors into a model, sharded or not; the names that are missing, and those that are unexpected."""
+    """Put whole tensors into a model, sharded or not; the names that are missing, and those that are unexpected.
+
+    A tensor of another shape is both, and nothing is put anywhere.
+    """
     parameters = dict(model.named_parameters())  # each once: a tied one under its first name
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if name in weights:
+    fitting = {name for name in parameters if name in weights and weights[name].shape == parameters[name].shape}
+    if len(fitting) == len(parameters):
+        with torch.no_grad():
+            for name, parameter in parameters.items():
                 parameter.copy_(like(weights[name], parameter))
-    return parameters.keys() - weights.keys(), weights.keys() - parameters.keys()
+    return parameters.keys() - fitting, weights.keys() - fitting
 
 
 def optimizer_state(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
