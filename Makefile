@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test slow check format bench demo clean
+.PHONY: help setup test slow check format bench babilong demo clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,11 @@ format: $(READY)  ## rewrite files: sort imports, fix lint where safe, format
 
 bench: $(READY)  ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+babilong: $(READY)  ## train the long-context model: two parts, then both as one; goes on where it was stopped (hours)
+	$(BIN)/atlas-memory train babilong --out runs/babilong --resume
+	$(BIN)/atlas-memory train babilong-places --out runs/babilong-places --resume
+	$(BIN)/atlas-memory train babilong-joined --out runs/babilong-joined --resume
 
 demo: $(READY)  ## a shipped model reads a million tokens, and answers
 	$(BIN)/atlas-memory demo
