@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-import numpy as np
-
 from atlas_memory.data.tokenizers import Encoder
 
 if TYPE_CHECKING:
@@ -27,18 +25,13 @@ def token_pieces(text: TextIO, tokenizer: PreTrainedTokenizerBase, piece: int = 
         rest += block
         cut = _last_gap(rest) or len(rest)
         if cut < len(rest) or len(rest) > piece:
-            yield _ids(encoder, rest[:cut])
+            yield encoder.pieces([rest[:cut]])[0]
             rest = rest[cut:]
     if rest:
-        yield _ids(encoder, rest)
+        yield encoder.pieces([rest])[0]
 
 
 def _last_gap(text: str) -> int:
     """Where the last white space begins; 0 where there is none."""
     gap = max(text.rfind(space) for space in (" ", "\n"))
     return len(text[: gap + 1].rstrip()) if gap > 0 else 0
-
-
-def _ids(encoder: Encoder, text: str) -> list[int]:
-    ids: np.ndarray = encoder.encode([text])[0]
-    return [int(token) for token in ids[:-1]]

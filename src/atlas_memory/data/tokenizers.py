@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 END, PAD = "<|end|>", "<|pad|>"
 BYTES = "bytes"
+_WORD = "a"  # any
 SMALLEST_VOCABULARY = 256 + len((END, PAD))
 
 
@@ -156,6 +158,24 @@ class Encoder:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, and the token that ends a document."""
         return [np.append(ids, self.end).astype(self.dtype) for ids in self._ids(texts)]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of pieces of a text, without the token that ends a document: those of the whole, if pieces that go on
+        begin with white space, where words are split.
+
+        Some tokenizers put a mark before every text; in the middle of one it would stand for a space that is not there.
+        """
+        if not self._marks_beginnings:
+            return [ids.tolist() for ids in self._ids(texts)]
+        going_on = [text[:1].isspace() for text in texts]
+        after_a_word = [f"{_WORD}{text}" if goes_on else text for text, goes_on in zip(texts, going_on, strict=True)]
+        word = len(next(iter(self._ids([_WORD]))))
+        return [ids.tolist()[word * goes_on :] for ids, goes_on in zip(self._ids(after_a_word), going_on, strict=True)]
+
+    @functools.cached_property
+    def _marks_beginnings(self) -> bool:
+        first, second, whole = (ids.tolist() for ids in self._ids([_WORD, f" {_WORD}", f"{_WORD} {_WORD}"]))
+        return bool(first + second != whole)
 
     def _ids(self, texts: Sequence[str]) -> Iterable[Any]:
         if self._bytes:  # a thousand times faster, and tested to be the same

@@ -42,8 +42,8 @@ class TokenRow:
         while len(self.waiting) <= count and (texts := list(itertools.islice(self._texts, _PIECES_AT_ONCE))):
             self.pieces += len(texts)
             self.characters += sum(map(len, texts))
-            for ids in self._encoder.encode(texts):
-                self.waiting += ids[:-1].tolist()  # without the token that ends a document
+            for ids in self._encoder.pieces(texts):
+                self.waiting += ids
         taken = self.waiting[: max(0, min(count, len(self.waiting) - 1))]
         del self.waiting[: len(taken)]
         self.tokens += len(taken)
