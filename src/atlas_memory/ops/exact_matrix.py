@@ -72,7 +72,7 @@ def impulse_chunk(spec: MemorySpec, feature: Feature, keys: Tensor, values: Tens
     kernel = unexpired(kernel, readers - 1, impulse_tokens(keys), spec.horizon)
     # Without momentum, the state before token t, decayed by it, is row t of the decays: nothing to shift.
     aligned = width == 1 and gates.momentum is None and (scale is not None or gates.retention is None)
-    inverse = _inverse(kernel, writes, None, width) if aligned else _inverse(kernel, _before(writes), scale, width)
+    system = _system(kernel, writes, None, width) if aligned else _system(kernel, _before(writes), scale, width)
     inputs = feature.expand(keys.flatten(-3, -2))
 
     def shifted(row_scale: Tensor) -> Tensor:
@@ -80,13 +80,20 @@ def impulse_chunk(spec: MemorySpec, feature: Feature, keys: Tensor, values: Tens
         return _per_impulse(row_scale, width, -1)[..., None]
 
     weight_scale = weight[..., None] if aligned else shifted(_before(weight[..., None], first=1.0)[..., 0])
+    right = {"targets": values.flatten(-3, -2)}
+    if not spec.kernel:
+        right["weight_keys"] = weight_scale * inputs
+    if crossing is not None:
+        right["momentum_keys"] = shifted(_before(crossing[..., None])[..., 0]) * inputs
+    inverse, *solutions = _UnitSolve.apply(system, *right.values())
+    solved = dict(zip(right, solutions, strict=True))
     return ImpulseChunk(
         inputs,
-        None if spec.kernel else inverse @ (weight_scale * inputs),
+        solved.get("weight_keys"),
         inverse if spec.kernel else None,
         weight_scale if spec.kernel else None,
-        None if crossing is None else inverse @ (shifted(_before(crossing[..., None])[..., 0]) * inputs),
-        inverse @ values.flatten(-3, -2),
+        solved.get("momentum_keys"),
+        solved["targets"],
         Coefficients(weight, crossing, momentum, writes, gathers),
         gamma,
         limits,
@@ -122,29 +129,38 @@ def _before(rows: Tensor, first: float = 0.0) -> Tensor:
     return torch.cat([torch.full_like(rows[..., :1, :], first), rows[..., :-1, :]], dim=-2)
 
 
-def _inverse(kernel: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
-    """(I + L)⁻¹ with L the influence of earlier impulses: zero on and above the block diagonal of each token."""
+def _system(kernel: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -> Tensor:
+    """L, the influence of earlier impulses: zero on and above the block diagonal of each token."""
     influence = earlier if scale is None else earlier * scale[..., None]
-    system = _per_impulse(influence, width, -2) * kernel
-    inverse: Tensor = _UnitInverse.apply(system)
-    return inverse
+    return _per_impulse(influence, width, -2) * kernel
 
 
-class _UnitInverse(torch.autograd.Function):
-    """(I + L)⁻¹ of a strictly lower triangular L, whose gradient is two products instead of two more solves."""
+class _UnitSolve(torch.autograd.Function):
+    """(I + L)⁻¹ of a strictly lower triangular L, and its products Y with right sides X.
+
+    The gradient of L is −(I + L)⁻ᵀ dY Yᵀ = −dX Yᵀ: one product for each right side, where those of the inverse itself
+    would be two more for each and two of its own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, lower: Tensor) -> Tensor:
+    def forward(ctx: Any, lower: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
         identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
         # only what lies below the diagonal is read
         inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
-        ctx.save_for_backward(inverse)
-        return inverse
+        solved = [inverse @ side for side in right]
+        ctx.save_for_backward(inverse, *solved)
+        ctx.set_materialize_grads(False)
+        return inverse, *solved
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors
-        return (inverse.mT @ gradients[0] @ inverse.mT).neg_().tril_(-1)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        inverse, *solved = ctx.saved_tensors
+        of_right = [None if gradient is None else inverse.mT @ gradient for gradient in gradients[1:]]
+        terms = [left @ side.mT for left, side in zip(of_right, solved, strict=True) if left is not None]
+        if gradients[0] is not None:
+            terms.append(inverse.mT @ gradients[0] @ inverse.mT)
+        of_lower = -sum(terms[1:], terms[0]).tril(-1) if terms else None
+        return of_lower, *of_right
 
 
 def _window_limit(feature: Feature, keys: Tensor, omega: Tensor, momentum: Tensor | None) -> Tensor:
