@@ -130,6 +130,10 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert result.exit_code == 0, result.output
     assert "Where is" in result.output
     assert {file.name for file in out.iterdir()} >= {"index.html", "needle.json", "needle.png", "accuracy.png"}
+    (out / "needle.json.work").mkdir()  # of a demo with another book that was stopped
+    (out / "needle.json.work" / "finished.json").write_text('{"settings": {}, "finished": []}')
+    result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
+    assert result.exit_code == 0, result.output
     result = CliRunner().invoke(app, ["demo", "--tokens", "1k,2k", "--out", str(out)])
     assert result.exit_code == 2 and "must be one length" in result.output
     result = CliRunner().invoke(app, ["demo", "--model", "absent", "--tokens", "1k", "--out", str(out)])

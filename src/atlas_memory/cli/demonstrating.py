@@ -139,11 +139,11 @@ def _table(answers: list[tuple[Answered, Answered]]) -> Table:
 def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     """Files in `out` and what they show."""
     drawn = {}
-    files = sorted(results_folder().glob("*.json")) if folder == model_folder(DEFAULT) else []
+    files = sorted(results_folder().glob("*.json"))
     reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
     if reports:
         figures.compare(reports, out / CURVES)
-        drawn[CURVES] = "BABILong, accuracy against length, as measured with `atlas-memory eval babilong`"
+        drawn[CURVES] = "BABILong, accuracy of the shipped model against length (docs/results.md)"
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
     settings = {"book": book, "lengths": NEEDLE_LENGTHS}
     shutil.rmtree(work_folder(out / "needle.json"), ignore_errors=True)  # of a demo that was stopped: it takes seconds
