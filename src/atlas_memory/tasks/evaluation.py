@@ -33,7 +33,7 @@ from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
-STEP = 1024  # tokens of a row read at once: with several rows more would only take more memory
+STEP = 512  # tokens of a row read at once: with several rows more would only take more memory
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
 _SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
 
