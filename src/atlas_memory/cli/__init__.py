@@ -10,6 +10,7 @@ from atlas_memory.cli import (
     studying,
     tokenizing,
     training,
+    writing,
 )
 from atlas_memory.cli.application import app
 
@@ -24,4 +25,5 @@ __all__ = [
     "studying",
     "tokenizing",
     "training",
+    "writing",
 ]

@@ -86,6 +86,12 @@ class Monitors:
     mean_write: Tensor | None = None
     _records: list[Record] = dataclasses.field(default_factory=list, repr=False)
 
+    @property
+    def writes(self) -> Tensor:
+        """η·γ of every token (B, T, H), of which `mean_write` is the mean."""
+        assert self.gates is not None and self.surprise is not None, "no call has filled these monitors"
+        return _writes(self.gates, self.surprise)
+
     def add(self, record: Record) -> None:
         self._records.append(record)
 
@@ -133,9 +139,13 @@ class Monitors:
 
 def mean_write(gates: Gates, lengths: Sequence[int], like: Tensor) -> Tensor:
     """Mean of η_t · mean_j γ_tj over heads and real tokens: a scalar."""
-    write = like.new_ones(like.shape[:3]) if gates.step is None else gates.step
-    if gates.window is not None:
-        write = write * gates.window.mean(-1)
+    write = _writes(gates, like)
     real = torch.arange(write.shape[1]) < torch.tensor(lengths)[:, None]
     weight = real.to(write)[..., None].expand_as(write)
     return (write * weight).sum() / weight.sum().clamp_min(1)
+
+
+def _writes(gates: Gates, like: Tensor) -> Tensor:
+    """η_t · mean_j γ_tj (B, T, H)."""
+    write = like.new_ones(like.shape[:3]) if gates.step is None else gates.step
+    return write if gates.window is None else write * gates.window.mean(-1)

@@ -7,9 +7,10 @@ however long its lines are.
 from __future__ import annotations
 
 import codecs
+import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,11 @@ class Background(Protocol):
 def open_background(paths: str = BUILTIN) -> Background:
     """`builtin`, or text files: a folder, a glob, or a comma-separated list."""
     return MadeUp() if paths == BUILTIN else Books(find_files("background", paths, TEXT_SUFFIXES))
+
+
+def all_sentences(files: Iterable[Path]) -> Iterator[str]:
+    """Of text files from beginning to end, those that a background would give."""
+    return itertools.chain.from_iterable(_sentences(file, 0) for file in files)
 
 
 def background_digest(paths: str) -> str:
