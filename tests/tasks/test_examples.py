@@ -7,7 +7,8 @@ import importlib
 
 import pytest
 
-MODULES = ("babilong.stories", "babilong.solver", "babilong.stream", "babilong.training", "needle", "mqar", "mad")
+BABILONG = ("stories", "solver", "stream", "training", "confusing")
+MODULES = (*(f"babilong.{name}" for name in BABILONG), "needle", "mqar", "mad")
 
 
 @pytest.mark.parametrize("name", [*MODULES, "samples", "results"])

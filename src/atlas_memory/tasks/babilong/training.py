@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.lessons import Cut, check_options
 from atlas_memory.data.options import check_choice, check_text, check_whole
 from atlas_memory.data.tokenizers import Encoder
+from atlas_memory.tasks.babilong.confusing import Confusing
 from atlas_memory.tasks.babilong.facts import (
     SIMULATOR,
     TASKS,
@@ -151,6 +153,7 @@ class TrainingConfig:
     # Lines before one is asked again with the same answer. Repeated, they are answered by copying: the way in for tasks
     # of many sentences, which are not learned without; and a way out for qa4, of whose few questions most would be.
     apart: int = 0
+    confusing: float = 0.0  # share of the background's sentences with people and things of the stories in them
     # Told one after another in each document: for tasks of few sentences (qa4), which would leave most of a row empty.
     # People who still carry things when the next story begins would make no sense: not for qa2, qa3, qa5.
     stories: int = 1
@@ -163,7 +166,8 @@ class TrainingConfig:
         object.__setattr__(self, "lengths", _checked_lengths("lengths", self.lengths))
         for name in ("facts", "background"):
             check_text(name, getattr(self, name))
-        _check_mean("more_questions", self.more_questions)
+        _check_number("more_questions", self.more_questions)
+        _check_number("confusing", self.confusing, most=1)
         check_whole("apart", self.apart, least=0)
         check_whole("stories", self.stories, least=1)
         check_whole("seed", self.seed, least=0)
@@ -210,9 +214,10 @@ def _checked_stages(stages: Any) -> tuple[dict[str, Any], ...]:
     return tuple(stages)
 
 
-def _check_mean(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a number of at least 0.")
+def _check_number(name: str, value: Any, most: float = sys.float_info.max) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        upper = f" and at most {most}" if most < sys.float_info.max else ""
+        raise ValueError(f"{name}={value!r} must be a number of at least 0{upper}.")
 
 
 class Babilong:
@@ -220,7 +225,7 @@ class Babilong:
 
     def __init__(self, options: dict[str, Any], split: str = "train") -> None:
         self.config, self.split = self.check(options), split
-        self._background = open_background(self.config.background)
+        self._background = Confusing(open_background(self.config.background), self.config.confusing)
         self._stories = {task: self._source(task) for _, stage in self.config.over_time() for task in stage.tasks}
 
     @staticmethod
