@@ -63,12 +63,17 @@ def test_the_command_writes_passages_and_shows_the_strongest(byte_model: Path, t
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"text": "absent.txt"}, "error: text='absent.txt'"), ({"--model": "absent"}, "error: model='absent'")],
+    [
+        ({"text": "absent.txt"}, "error: text='absent.txt'"),
+        ({"--model": "absent"}, "error: model='absent'"),
+        ({"--out": "absent/out.txt", "--model": "absent"}, "error: out='absent/out.txt'"),  # before anything is read
+    ],
 )
 def test_bad_requests_name_the_argument(change: dict[str, str], message: str, byte_model: Path, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("A sentence that is long enough to be kept in a background.")
     chosen = {"text": str(tmp_path / "book.txt"), "--model": str(byte_model)} | change
-    result = CliRunner().invoke(app, ["writes", chosen["text"], "--model", chosen["--model"]])
+    text = chosen.pop("text")
+    result = CliRunner().invoke(app, ["writes", text, *(part for option in chosen.items() for part in option)])
     assert result.exit_code == 2 and message in result.stderr
 
 

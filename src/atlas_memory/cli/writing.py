@@ -16,7 +16,7 @@ from atlas_memory.cli.application import app, console, refused, wide_table
 from atlas_memory.cli.long_contexts import Model, Paths
 from atlas_memory.data import load_tokenizer
 from atlas_memory.data.options import TEXT_SUFFIXES
-from atlas_memory.files import write_whole
+from atlas_memory.files import check_output, write_whole
 from atlas_memory.models.saved import load_saved
 from atlas_memory.models.shipped import model_folder
 from atlas_memory.tasks.background import all_sentences
@@ -38,6 +38,8 @@ def writes(
     Example: atlas-memory writes README.md --model shipped
     """
     try:
+        if out is not None:
+            check_output(out)
         files = find_files("text", text, TEXT_SUFFIXES)
         folder = model_folder(model)
         network, tokenizer = load_saved(folder), load_tokenizer(folder)
