@@ -70,4 +70,5 @@ def merged(shares: Sequence[Batch]) -> Batch:
             whole[rank::world] = part
         return whole
 
-    return dataclasses.replace(first, **{name: merge(name) for name in ("input_ids", "targets", "mask", "starts")})
+    merged = ("input_ids", "targets", "background", "mask", "starts")
+    return dataclasses.replace(first, **{name: merge(name) for name in merged})

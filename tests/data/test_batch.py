@@ -61,6 +61,6 @@ def test_the_operator_takes_bounds_and_masks_as_they_are(packed: Batch, tmp_path
 
 def test_what_decides_shapes_stays_on_the_host(packed: Batch) -> None:
     moved = packed.to("meta")
-    assert moved.input_ids.is_meta and moved.targets.is_meta
+    assert moved.input_ids.is_meta and moved.targets.is_meta and moved.background.is_meta
     assert torch.equal(moved.cu_seqlens, packed.cu_seqlens)
     assert torch.equal(moved.mask, packed.mask)

@@ -28,7 +28,7 @@ class Constant:
 
     def cut(self, number: int, begin: int, end: int) -> Cut:
         tokens = np.full(self.length(number), self.token)[begin:end]
-        return Cut(tokens, tokens)
+        return Cut(tokens, tokens, tokens > self.token)
 
 
 def test_stored_lessons_are_documents_with_every_token_a_target(tmp_path: Path) -> None:
@@ -36,9 +36,10 @@ def test_stored_lessons_are_documents_with_every_token_a_target(tmp_path: Path) 
     lessons = StoredLessons(store, RowsConfig(kind="segments", shuffle=False))
     assert [lessons.length(number) for number in range(4)] == [4, 9, 2, 4]
     document = store.document(1)
-    tokens, targets = lessons.cut(1, 5, 9)
-    np.testing.assert_array_equal(tokens, document[5:9])
-    np.testing.assert_array_equal(targets, [*document[6:9], -100])
+    cut = lessons.cut(1, 5, 9)
+    np.testing.assert_array_equal(cut.tokens, document[5:9])
+    np.testing.assert_array_equal(cut.targets, [*document[6:9], -100])
+    assert not cut.background.any()
 
 
 def test_a_mixture_keeps_its_shares_and_repeats_itself() -> None:

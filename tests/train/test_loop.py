@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -12,17 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from atlas_memory.data import load_tokenizer, train_tokenizer
+from atlas_memory.data import RowsConfig, SegmentRows, load_tokenizer, train_tokenizer
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import MemoryState
+from atlas_memory.tasks.babilong.training import Babilong
 from atlas_memory.train import DivergedError, Recipe, train
 from atlas_memory.train import loop as loop_module
 from atlas_memory.train.checkpoint import Checkpoints, DamagedCheckpointError, verify
 from atlas_memory.train.kept_tokenizer import MADE_FROM
-from atlas_memory.train.learner import Learner, Reader, watched
+from atlas_memory.train.learner import Learner, Reader, mean_leak, mean_write, watched
 from atlas_memory.train.records import LOG, read_log
 from atlas_memory.train.runs import find
-from tests.models.support import small_model, token_ids
+from tests.models.support import VOCABULARY, small_model, token_ids
 from tests.train.support import SEGMENTS, STEPS, cut_back, logged, tiny_recipe, weights
 
 
@@ -134,6 +136,50 @@ def test_a_penalty_makes_memories_write_less(tmp_path: Path) -> None:
     assert logged(held, "write")[-1] < 0.9 * logged(free, "write")[-1]
     later = trained(tmp_path, "later", loop={"steps": 20, "write_penalty": 100.0, "write_penalty_from": 20})
     assert same(later, free)
+
+
+STORIES = {
+    "exercises": [{"name": "babilong", "options": {"tasks": ["qa1"], "lengths": [200]}}],
+    "rows": {"kind": "segments", "batch": 4, "length": 64},
+}
+
+
+def test_a_leak_penalty_makes_memories_write_less_where_nothing_is_told(tmp_path: Path) -> None:
+    free = trained(tmp_path, "free", data=STORIES, loop={"steps": 20, "leak_penalty": 1e-9})
+    held = trained(tmp_path, "held", data=STORIES, loop={"steps": 20, "leak_penalty": 100.0})
+    assert logged(held, "leak")[-1] < 0.8 * logged(free, "leak")[-1]
+
+
+def test_a_leak_is_a_write_in_the_background() -> None:
+    """Of rows of different lengths, as part of the mean over all that is real."""
+    model = small_model(preset="titans").train()
+    rows = SegmentRows(
+        Babilong({"tasks": ["qa1"], "lengths": [0, 200]}).lessons(load_tokenizer("bytes")),
+        RowsConfig(kind="segments", batch=3, length=1100),
+    )
+    batch = rows.read()
+    ids = batch.input_ids % VOCABULARY
+    assert batch.background.any() and not batch.mask.all()
+    with watched(model) as seen:
+        model.model(ids, attention_mask=batch.mask)
+    everything = dataclasses.replace(batch, background=batch.mask)
+    assert torch.allclose(mean_leak(seen, everything), mean_write(seen))
+    read = batch.background[:, : int(batch.lengths.max())]
+    expected = [monitor.writes[read].mean() * read.sum() for monitor in seen]
+    assert torch.allclose(mean_leak(seen, batch), torch.stack(expected).mean() / batch.mask.sum())
+
+
+@pytest.mark.parametrize(
+    "model", [{"backbone": "mac"}, {"preset": None, "layer_types": ["full_attention"], "num_hidden_layers": 1}]
+)
+def test_a_leak_penalty_needs_memories_that_read_rows(tmp_path: Path, model: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"loop\.leak_penalty needs a model with memories that read a row at once"):
+        trained(tmp_path, "run", model=model, data=STORIES, loop={"steps": 1, "leak_penalty": 1.0})
+
+
+def test_a_leak_penalty_needs_exercises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"loop\.leak_penalty needs data\.exercises"):
+        recipe(tmp_path, loop={"steps": 1, "leak_penalty": 1.0})
 
 
 def test_rows_that_begin_do_not_thin_the_penalty() -> None:

@@ -1,4 +1,4 @@
-"""Learning rates and write penalties, by the number of the step alone."""
+"""Learning rates and penalties, by the number of the step alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atlas_memory.train.recipe import LoopConfig, ScheduleConfig
-from atlas_memory.train.schedule import factor, write_penalty
+from atlas_memory.train.schedule import Penalties, factor, penalties
 
 
 def rates(steps: int, **fields: Any) -> list[float]:
@@ -43,10 +43,11 @@ def test_runs_shorter_than_their_warm_up(name: str, steps: int) -> None:
     assert all(0 < rate <= 1 for rate in rates(steps, name=name, warmup=2))
 
 
-def test_write_penalty_begins_and_grows() -> None:
-    config = LoopConfig(steps=8, write_penalty=6.0, write_penalty_from=2, write_penalty_ramp=3)
-    assert [write_penalty(config, step) for step in range(8)] == [0, 0, 2, 4, 6, 6, 6, 6]
+def test_penalties_begin_and_grow() -> None:
+    config = LoopConfig(steps=8, write_penalty=6.0, leak_penalty=60.0, write_penalty_from=2, write_penalty_ramp=3)
+    assert [penalties(config, step).write for step in range(8)] == [0, 0, 2, 4, 6, 6, 6, 6]
+    assert [penalties(config, step).leak for step in range(8)] == [0, 0, 20, 40, 60, 60, 60, 60]
 
 
-def test_write_penalty_is_whole_at_once_unless_told_otherwise() -> None:
-    assert write_penalty(LoopConfig(steps=8, write_penalty=6.0), 0) == 6
+def test_penalties_are_whole_at_once_unless_told_otherwise() -> None:
+    assert penalties(LoopConfig(steps=8, write_penalty=6.0), 0) == Penalties(6, 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-_FOR_DEVICES = ("input_ids", "targets")
+_FOR_DEVICES = ("input_ids", "targets", "background")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Batch:
 
     input_ids: Tensor  # (R, T) int64
     targets: Tensor  # (R, T) int64
+    background: Tensor  # (R, T) bool: known to be worth nothing to a memory
     mask: Tensor  # (R, T) bool: real tokens; padding is on the right
     starts: Tensor  # (R, T) bool: the memory starts empty before this token
     packed: bool  # starts may lie inside of rows

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """Tokens of a lesson, and what to predict after each: IGNORED where nothing is asked."""
+    """Tokens of a lesson, what to predict after each, and which of them no question will ever be about."""
 
     tokens: np.ndarray
-    targets: np.ndarray
+    targets: np.ndarray  # IGNORED where nothing is asked
+    background: np.ndarray  # bool; never, where a lesson does not know
 
 
 class Lessons(Protocol):
@@ -74,7 +75,7 @@ class StoredLessons:
         tokens, after = document[begin:end], document[begin + 1 : end + 1]
         targets = np.full(len(tokens), IGNORED, np.int64)
         targets[: len(after)] = after
-        return Cut(tokens, targets)
+        return Cut(tokens, targets, np.zeros(len(tokens), bool))
 
 
 def document_order(store: Store, config: RowsConfig, minimum_tokens: int = 1) -> DocumentOrder:

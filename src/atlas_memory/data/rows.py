@@ -19,10 +19,11 @@ from atlas_memory.data.store import Store
 
 
 class Row(NamedTuple):
-    """Tokens of one row, at most T of them, and what follows each."""
+    """Tokens of one row, at most T of them, what follows each, and which are background."""
 
     tokens: np.ndarray
     targets: np.ndarray
+    background: np.ndarray
     starts: np.ndarray
 
 
@@ -55,14 +56,15 @@ class Rows(abc.ABC):
         rows = [self._row(row) for row in range(rank, self.config.batch, world)]
         shape = (len(rows), self.length)
         input_ids, targets = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
-        mask, starts = np.zeros(shape, bool), np.zeros(shape, bool)
+        background, mask, starts = (np.zeros(shape, bool) for _ in range(3))
         for place, row in enumerate(rows):
             real = len(row.tokens)
             input_ids[place, :real], targets[place, :real] = row.tokens, row.targets
-            mask[place, :real], starts[place, :real] = True, row.starts
+            background[place, :real], mask[place, :real], starts[place, :real] = row.background, True, row.starts
         return Batch(
             input_ids=torch.from_numpy(input_ids),
             targets=torch.from_numpy(targets),
+            background=torch.from_numpy(background),
             mask=torch.from_numpy(mask),
             starts=torch.from_numpy(starts),
             packed=self.packed,
@@ -163,7 +165,7 @@ class PackedRows(Rows):
         targets[: max(len(tokens) - 1, 0)] = np.where(first[1:] & self.resets, IGNORED, tokens[1:])
         starts = first[: end - begin] & self.resets
         starts[:1] = True  # a row starts empty wherever its document began
-        return Row(tokens[: end - begin], targets, starts)
+        return Row(tokens[: end - begin], targets, np.zeros(end - begin, bool), starts)
 
     def _span(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of the stream, and which of them are the first of a document."""
@@ -245,11 +247,11 @@ class SegmentRows(Rows):
     def _cut(self, row: int) -> Row:
         number, begin = self._numbers[row], self._offsets[row]
         if number == self._NONE:
-            return Row(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
-        tokens, targets = self.lessons.cut(number, begin, begin + self.length)
-        starts = np.zeros(len(tokens), bool)
+            return Row(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool), np.empty(0, bool))
+        cut = self.lessons.cut(number, begin, begin + self.length)
+        starts = np.zeros(len(cut.tokens), bool)
         starts[:1] = begin == 0
-        return Row(tokens, targets, starts)
+        return Row(*cut, starts)
 
     def _target_count(self) -> int:
         return sum(int((self._row(row).targets != IGNORED).sum()) for row in range(self.config.batch))

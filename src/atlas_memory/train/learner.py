@@ -17,7 +17,7 @@ from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.ops import Monitors
 from atlas_memory.train.optimizers import make_optimizers
 from atlas_memory.train.recipe import Recipe
-from atlas_memory.train.schedule import set_learning_rate
+from atlas_memory.train.schedule import NO_PENALTIES, Penalties, set_learning_rate
 from atlas_memory.train.sharding import shard, total
 
 
@@ -69,10 +69,16 @@ def watched(model: nn.Module, watch: bool = True) -> Iterator[list[Monitors]]:
             hook.remove()
 
 
-def mean_write(monitors: Sequence[Monitors]) -> Tensor | None:
-    """Of all memories, differentiable; None where there are none."""
-    writes = [monitor.mean_write for monitor in monitors if monitor.mean_write is not None]
-    return torch.stack(writes).mean() if writes else None
+def mean_write(monitors: Sequence[Monitors]) -> Tensor:
+    """Of all memories, differentiable."""
+    return torch.stack([monitor.mean_write for monitor in monitors if monitor.mean_write is not None]).mean()
+
+
+def mean_leak(monitors: Sequence[Monitors], batch: Batch) -> Tensor:
+    """What of the mean write falls on background: the mean over all real tokens, differentiable."""
+    written = torch.stack([monitor.writes.mean(-1) for monitor in monitors]).mean(0)  # (R, T)
+    leaked = written * batch.background[:, : written.shape[1]].to(written)  # columns of padding alone are not read
+    return leaked.sum() / max(1, int(batch.mask.sum()))
 
 
 @torch.no_grad()
@@ -98,10 +104,16 @@ class Outcome(NamedTuple):
     """Of one step, the same on every rank but for the monitors."""
 
     loss: float
-    write: float | None
     gradient_norm: float
     applied: bool  # False: something was not finite, and no weight was changed
     monitors: dict[str, float]
+
+
+def _check_leaks_are_seen(model: AtlasForCausalLM) -> None:
+    if model.config.backbone == "mac" or not any(isinstance(module, Memory) for module in model.modules()):
+        raise ValueError(
+            "loop.leak_penalty needs a model with memories that read a row at once; accepted backbones: lmm, mag, mal."
+        )
 
 
 def _check_equal_shares(recipe: Recipe, processes: int) -> None:
@@ -125,6 +137,8 @@ class Learner:
         for module in model.modules():
             if isinstance(module, Memory):
                 module.check_finite = False  # a rank that raised would leave the others waiting: `step` looks instead
+        if recipe.loop.leak_penalty:
+            _check_leaks_are_seen(model)
         if recipe.loop.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.carries = recipe.data.rows.kind == "segments"
@@ -140,36 +154,37 @@ class Learner:
         self.reader = reader if self.sharded else accelerator.prepare(reader)
         self.optimizers: list[Any] = optimizers
 
-    def step(self, batch: Batch, rate: float, watch: bool, penalty: float = 0.0) -> Outcome:
-        """Learn from one rank's share of a global batch; all ranks call it together. penalty: on writing."""
+    def step(self, batch: Batch, rate: float, watch: bool, penalties: Penalties = NO_PENALTIES) -> Outcome:
+        """Learn from one rank's share of a global batch; all ranks call it together. penalties: on writing."""
         self.reader.train()
         parts = list(batch.split(self.recipe.loop.rows_per_pass or len(batch.input_ids)))
         divisor = max(1, batch.target_count) / self.accelerator.num_processes  # DDP takes the mean over ranks
-        sums, monitors = torch.zeros(2, device=self.accelerator.device), []
+        sums, monitors = torch.zeros(3, device=self.accelerator.device), []
         for place, part in enumerate(parts):
             last = place == len(parts) - 1
             # Whole gradients travel once, after the last pass. Monitors stay until then: activations that are not kept
             # but computed again must be computed in the same way.
             with (
                 self._gradients_travel(last),
-                watched(self.model, watch or penalty > 0) as seen,
+                watched(self.model, watch or any(penalties)) as seen,
             ):
                 reading = self._read(part, place, divisor)
                 monitors += seen
-                write, loss = mean_write(seen), reading.loss
-                if penalty and write is not None:
-                    loss = loss + penalty / len(parts) * write
-                self.accelerator.backward(loss)
-            sums[0] += reading.loss.detach()
-            sums[1] += 0.0 if write is None else write.detach() / len(parts)
+                nothing = torch.zeros_like(reading.loss)
+                write = mean_write(seen) / len(parts) if seen else nothing
+                leak = mean_leak(seen, part) / len(parts) if penalties.leak else nothing
+                self.accelerator.backward(reading.loss + penalties.write * write + penalties.leak * leak)
+            sums += torch.stack([reading.loss, write, leak]).detach()
         # clip_grad_norm_ with no limit only measures.
         clip = self.recipe.optimizer.clip or float("inf")
         norm = total(self.accelerator.clip_grad_norm_(self.model.parameters(), clip))
-        loss_and_write = self.accelerator.reduce(sums, reduction="mean").tolist()
-        applied = bool(torch.isfinite(torch.tensor([*loss_and_write, norm])).all())
+        loss, write, leak = self.accelerator.reduce(sums, reduction="mean").tolist()
+        applied = bool(torch.isfinite(torch.tensor([loss, write, leak, norm])).all())
         self._update(rate, applied)
-        write = loss_and_write[1] if watch or penalty else None
-        return Outcome(loss_and_write[0], write, norm, applied, summary(monitors) if watch else {})
+        written = {"write": write} if monitors else {}
+        if penalties.leak:
+            written["leak"] = leak
+        return Outcome(loss, norm, applied, written | (summary(monitors) if watch else {}))
 
     def _gradients_travel(self, now: bool) -> contextlib.AbstractContextManager[Any]:
         # Sharded gradients travel after every pass: kept whole until the last, they would undo the sharding.

@@ -35,7 +35,7 @@ from atlas_memory.train.learner import Learner, Outcome
 from atlas_memory.train.recipe import Recipe, make_config
 from atlas_memory.train.recipe_files import differences, save_recipe
 from atlas_memory.train.records import LOG, Records, forget_after, trackers
-from atlas_memory.train.schedule import factor, write_penalty
+from atlas_memory.train.schedule import factor, penalties
 from atlas_memory.train.sharding import gathered
 
 RECIPE = "recipe.yaml"
@@ -212,8 +212,8 @@ class Training:
         last = number == recipe.loop.steps
         logged = number % recipe.logging.every == 0 or number == 1 or last
         rate = recipe.optimizer.lr * factor(recipe.schedule, self.progress.step, recipe.loop.steps)
-        penalty = write_penalty(recipe.loop, self.progress.step)
-        outcome = self.learner.step(batch, rate, logged and recipe.logging.monitors, penalty)
+        held = penalties(recipe.loop, self.progress.step)
+        outcome = self.learner.step(batch, rate, logged and recipe.logging.monitors, held)
         self._count(outcome, batch.token_count)
         if logged:
             seconds = time.perf_counter() - begin
@@ -239,10 +239,9 @@ class Training:
         self.progress.tokens += tokens
         self.progress.skipped += not outcome.applied
         self.progress.skipped_in_a_row = 0 if outcome.applied else self.progress.skipped_in_a_row + 1
-        self.last_monitors = outcome.monitors or self.last_monitors
+        self.last_monitors |= outcome.monitors
 
     def _line(self, outcome: Outcome, rate: float, tokens_per_second: float, waited: float) -> dict[str, Any]:
-        write = {} if outcome.write is None else {"write": outcome.write}
         return {
             "step": self.progress.step,
             "tokens": self.progress.tokens,
@@ -253,7 +252,6 @@ class Training:
             "tokens_per_second": tokens_per_second,
             "waited_for_data": waited,  # share of the step
             "time": time.time(),
-            **write,
             **outcome.monitors,
         }
 

@@ -100,8 +100,9 @@ class LoopConfig(Section):
     gradient_checkpointing: bool = False
     sharding: Literal["none", "fsdp2"] = "none"  # fsdp2: weights, gradients and moments over all processes; with adamw
     write_penalty: NotNegative = 0.0  # times the mean write of the memories, added to the loss
-    write_penalty_from: CountOrNone = 0  # the step it begins at: what is worth writing has to be learned first
-    write_penalty_ramp: CountOrNone = 0  # steps from its beginning to its full size
+    leak_penalty: NotNegative = 0.0  # the same of what is written in an exercise's background alone
+    write_penalty_from: CountOrNone = 0  # the step both begin at: what is worth writing has to be learned first
+    write_penalty_ramp: CountOrNone = 0  # steps from their beginning to their full size
     patience: Count = 10  # steps in a row with a loss or gradient that is not finite, before the run stops
 
 
@@ -142,6 +143,8 @@ class Recipe(Section):
     def _check_together(self) -> Recipe:
         if self.start and (self.model or self.tokenizer.vocabulary is not None):
             raise ValueError("start gives the model and its tokenizer; model and tokenizer must be left out with it.")
+        if self.loop.leak_penalty and not self.data.exercises:
+            raise ValueError("loop.leak_penalty needs data.exercises: only they know what is background.")
         if self.loop.sharding != "none" and self.optimizer.name == "muon":
             raise ValueError("loop.sharding='fsdp2' needs optimizer.name='adamw': Muon needs whole matrices.")
         if self.evaluation.every and not self.data.validation and self.data.source_share:

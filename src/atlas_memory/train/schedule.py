@@ -1,9 +1,10 @@
-"""Learning rate and write penalty of a step, by its number alone: a resumed run cannot be at another place."""
+"""Learning rate and penalties of a step, by its number alone: a resumed run cannot be at another place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -39,12 +40,23 @@ _SHAPES: dict[str, Callable[[ScheduleConfig, float, int], float]] = {
 }
 
 
-def write_penalty(config: LoopConfig, step: int) -> float:
-    """In this step, from 0: nothing before it begins, then a straight line up to its full size."""
+class Penalties(NamedTuple):
+    """On the mean write of the memories: at all tokens, and at those of a background."""
+
+    write: float = 0.0
+    leak: float = 0.0
+
+
+NO_PENALTIES = Penalties()
+
+
+def penalties(config: LoopConfig, step: int) -> Penalties:
+    """In this step, from 0: nothing before they begin, then a straight line up to their full size."""
     begun = step - config.write_penalty_from
     if begun < 0:
-        return 0.0
-    return config.write_penalty * min(1.0, (begun + 1) / max(1, config.write_penalty_ramp))
+        return NO_PENALTIES
+    share = min(1.0, (begun + 1) / max(1, config.write_penalty_ramp))
+    return Penalties(share * config.write_penalty, share * config.leak_penalty)
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:

@@ -16,7 +16,7 @@ from atlas_memory.data import IGNORED, DataConfig, ExerciseConfig, Loader, RowsC
 from atlas_memory.data.tokenizers import byte_tokenizer
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, Line, TrainingConfig, document_lines
+from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, TrainingConfig, document_lines
 from atlas_memory.tasks.background import open_background
 
 TOKENIZER = byte_tokenizer()
@@ -68,7 +68,8 @@ def test_more_questions_are_answered_by_what_is_known(task: str) -> None:
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa4"])
 def test_further_questions_do_not_repeat_what_the_lines_before_answered(task: str) -> None:
     story = simulate(task, 3)
-    lines = [Line(text.strip(), answer) for text, answer in document_lines(story, 0, open_background(), "0", 5.0, 10)]
+    made = document_lines(story, 0, open_background(), "0", 5.0, 10)
+    lines = [line._replace(text=line.text.strip()) for line in made]
     own = [question.text for question in story.questions]
     for place, line in enumerate(lines):
         if line.answer and line.text not in own:
@@ -84,18 +85,30 @@ def test_targets_are_the_answers_shifted_by_one() -> None:
     assert document.tokens[-1] == TOKENIZER.eos_token_id
 
 
+def test_the_background_is_all_but_the_story() -> None:
+    made = lessons(tasks=("qa2",), lengths=(600,))
+    document = made.document(0)
+    story = "".join(line.text + line.answer for line in made.exercise.lines(0) if line.told)
+    kept = document.tokens[~document.background]
+    assert str(TOKENIZER.decode(kept[:-1].tolist())) == story
+    assert kept[-1] == TOKENIZER.eos_token_id
+    assert 0.5 < document.background.mean() < 0.95
+
+
 def test_segments_join_to_documents_and_count_their_targets() -> None:
     made, documents = rows(), lessons()
-    numbers = [0, 1, 2]  # of each row its document, and the (token, target) of it so far
-    reading: list[list[tuple[int, int]]] = [[], [], []]
-    read: dict[int, list[tuple[int, int]]] = {}
+    numbers = [0, 1, 2]  # of each row its document, and the (token, target, background) of it so far
+    reading: list[list[tuple[int, int, bool]]] = [[], [], []]
+    read: dict[int, list[tuple[int, int, bool]]] = {}
     for batch in itertools.islice(Loader(made), 40):
         assert batch.target_count == int((batch.targets != IGNORED).sum())
         for row, real in enumerate(batch.lengths.tolist()):
             if batch.fresh[row] and batch.index:
                 read[numbers[row]] = reading[row]  # that document is over
                 numbers[row], reading[row] = max(numbers) + 1, []
-            reading[row] += zip(batch.input_ids[row, :real].tolist(), batch.targets[row, :real].tolist(), strict=True)
+            parts = (batch.input_ids, batch.targets, batch.background)
+            reading[row] += zip(*(part[row, :real].tolist() for part in parts), strict=True)
+            assert not batch.background[row, real:].any()
     assert len(read) > 10 and sum(len(document) > ROWS.length for document in read.values()) > 3
     for number, document in read.items():
         assert document == list(zip(*(part.tolist() for part in documents.document(number)), strict=True))

@@ -6,7 +6,7 @@ to the next.
 
 >>> from atlas_memory.tasks.background import open_background
 >>> lines = document_lines(simulate("qa1", seed=0), 0, open_background("builtin"), seed="0")
->>> print("".join(f"{text}[{answer}]" if answer else text for text, answer in lines))
+>>> print("".join(f"{line.text}[{line.answer}]" if line.answer else line.text for line in lines))
 Sandra went back to the bedroom. John moved to the hallway. Where is Sandra?[ bedroom.] Mary travelled to the office.
 Daniel journeyed to the kitchen. Where is Sandra?[ bedroom.] Daniel went to the garden. Mary travelled to the hallway.
 Where is Daniel?[ garden.] John travelled to the office. Mary moved to the garden. Where is Daniel?[ garden.] Sandra
@@ -56,10 +56,11 @@ HELD_OUT = 10  # of the stories of files every tenth is for validation
 
 
 class Line(NamedTuple):
-    """A piece of text, and, if it is a question, what to answer: ` bathroom.`"""
+    """A piece of text; if it is a question, what to answer: ` bathroom.`; and whether the story has it."""
 
     text: str
     answer: str
+    told: bool
 
 
 def document_lines(
@@ -86,9 +87,9 @@ def document_lines(
         if waiting < len(said) and text is said[waiting]:
             plain, question = told[waiting]
             waiting += 1
-            yield Line(space + plain, "" if question is None else _answer(question))
+            yield Line(space + plain, "" if question is None else _answer(question), told=True)
         else:
-            yield Line(space + text, "")
+            yield Line(space + text, "", told=False)
 
 
 def _asked_more(
@@ -125,15 +126,19 @@ def _answer(question: Question) -> str:
     return f" {question.answer}{STOPS[0]}"
 
 
-def encode(lines: Iterator[Line], encoder: Encoder) -> Cut:
-    """Token ids of a document, its end token last, and its targets: the answers' tokens."""
-    texts = [part for line in lines for part in line]  # text, answer, text, answer, …
+def encode(lines: Iterable[Line], encoder: Encoder) -> Cut:
+    """Token ids of a document, its end token last; its targets, the answers' tokens; what is not of the story."""
+    lines = list(lines)
+    texts = [text for line in lines for text in (line.text, line.answer)]
     parts = [ids[:-1] for ids in encoder.encode(texts)]
     tokens = np.concatenate([*parts, [encoder.end]]).astype(np.int64)
-    asked = np.repeat([place % 2 == 1 for place in range(len(parts))], [len(part) for part in parts])
+    lengths = [len(part) for part in parts]
+    asked = np.repeat([place % 2 == 1 for place in range(len(parts))], lengths)
     targets = np.full(len(tokens), IGNORED, np.int64)
     targets[:-2] = np.where(asked[1:], tokens[1:-1], IGNORED)
-    return Cut(tokens, targets)
+    background = np.zeros(len(tokens), bool)
+    background[:-1] = np.repeat([not line.told for line in lines for _ in range(2)], lengths)
+    return Cut(tokens, targets, background)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +273,7 @@ class Babilong:
         return document_lines(story, length, self._background, seed, stage.more_questions, stage.apart)
 
     def text(self, number: int) -> str:
-        return "".join(part for line in self.lines(number) for part in line)
+        return "".join(line.text + line.answer for line in self.lines(number))
 
     def lessons(self, tokenizer: PreTrainedTokenizerBase) -> BabilongLessons:
         return BabilongLessons(self, Encoder(tokenizer))
@@ -296,8 +301,7 @@ class BabilongLessons:
         return len(self._document(number).tokens)
 
     def cut(self, number: int, begin: int, end: int) -> Cut:
-        tokens, targets = self._document(number)
-        return Cut(tokens[begin:end], targets[begin:end])
+        return Cut(*(part[begin:end] for part in self._document(number)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_document"}
