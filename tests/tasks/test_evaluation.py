@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atlas_memory.data.tokenizers import Encoder, byte_tokenizer
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.ops import MemoryState
 from atlas_memory.tasks import evaluation, mqar
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.solver import Solver
@@ -80,6 +82,28 @@ def test_the_file(byte_model: Path, tmp_path: Path) -> None:
     assert content["results"][1]["tokens"] == pytest.approx(content["results"][1]["gpt2_tokens"] * 4.2)
     assert 260 < content["results"][1]["gpt2_tokens"] <= 300
     assert list(tmp_path.iterdir()) == [out]  # the work folder is gone
+
+
+def test_half_precision_is_for_reading_and_not_for_memories(
+    byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[bool, set[torch.dtype]] = {}  # by whether autocast was on
+    answers = StreamReader.answers
+
+    def watched(self: Any, rows: Any, new_tokens: int, cache: AtlasCache | None, watch: Any) -> list[str]:
+        cache = AtlasCache(len(self.model.model.layers))
+        said = answers(self, rows, new_tokens, cache, watch)
+        parts = [part for layer in cache.layers if layer.state for part in layer.state.parts.values()]
+        memories = [part for part in parts if isinstance(part, MemoryState)]
+        weights = [x for memory in memories for name, x in memory.tensors.items() if name.startswith("weights.")]
+        read.setdefault(torch.is_autocast_enabled("cpu"), set()).update(x.dtype for x in weights)
+        return said
+
+    monkeypatch.setattr(StreamReader, "answers", watched)
+    evaluate(request(byte_model, tmp_path / "full.json"), progress=False)
+    assert read == {False: {torch.float32}}
+    evaluate(request(byte_model, tmp_path / "half.json", precision="bfloat16"), progress=False)
+    assert read == {False: {torch.float32}, True: {torch.float32}}
 
 
 def test_rows_side_by_side_are_rows_alone(byte_model: Path) -> None:
@@ -230,6 +254,8 @@ def test_a_refusal_is_short(tmp_path: Path) -> None:
 def test_requests_are_checked_before_any_work(byte_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json; accepted: a folder written by save_pretrained"):
         request(tmp_path, tmp_path / "out.json")
+    with pytest.raises(ValueError, match="precision='float8' is not a choice; allowed: float32, bfloat16"):
+        request(byte_model, tmp_path / "out.json", precision="float8")
     with pytest.raises(ValueError, match="batch=0 must be a whole number"):
         request(byte_model, tmp_path / "out.json", batch=0)
     with pytest.raises(ValueError, match="does not exist"):

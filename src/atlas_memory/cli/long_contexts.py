@@ -13,7 +13,7 @@ from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate
 from atlas_memory.tasks.lengths import parse_counts
 from atlas_memory.tasks.samples import Cell
 
@@ -23,6 +23,9 @@ Model = Annotated[
 Out = Annotated[Path, typer.Option(help="JSON file for the results; a figure is written beside it.")]
 Samples = Annotated[int, typer.Option(help="Samples of each task and length.")]
 Batch = Annotated[int, typer.Option(help="Samples read side by side.")]
+Precision = Annotated[
+    str, typer.Option(help=f"One of {', '.join(PRECISIONS)}; memories stay in float32.", metavar="NAME")
+]
 Seed = Annotated[int, typer.Option(help="The same seed gives every model the same samples.")]
 Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 characters), such as 0k,4k,128k,1M,10M.")]
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(mqar.SCALES)}.")]
@@ -38,6 +41,7 @@ def babilong(
     lengths: Lengths = "0k,4k",
     samples: Samples = 100,
     batch: Batch = 8,
+    precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(TASKS)}.")] = ",".join(TASKS[:5]),
     facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = SIMULATOR,
@@ -53,7 +57,7 @@ def babilong(
     def cells() -> list[Cell]:
         return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background)
 
-    _run("babilong", model, out, batch, settings, cells)
+    _run("babilong", model, out, batch, precision, settings, cells)
 
 
 @evaluations.command()
@@ -63,6 +67,7 @@ def niah(
     lengths: Lengths = "2k,4k,8k,16k",
     samples: Samples = 10,
     batch: Batch = 8,
+    precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(needle.TASKS)}.")] = ",".join(needle.TASKS),
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
@@ -81,7 +86,7 @@ def niah(
         chosen = [_number("depths", depth) for depth in _names(depths)]
         return needle.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), background, chosen)
 
-    _run("niah", model, out, batch, settings, cells)
+    _run("niah", model, out, batch, precision, settings, cells)
 
 
 @evaluations.command("mqar")
@@ -91,6 +96,7 @@ def recall(
     lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, such as 64,256; all if absent.")] = None,
     samples: SamplesOrAll = None,
     batch: Batch = 32,
+    precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     scale: Scale = "small",
 ) -> None:
@@ -103,7 +109,7 @@ def recall(
     def cells() -> list[Cell]:
         return mqar.cells(None if lengths is None else parse_counts("lengths", lengths), samples, seed, scale)
 
-    _run("mqar", model, out, batch, settings, cells)
+    _run("mqar", model, out, batch, precision, settings, cells)
 
 
 @evaluations.command("mad")
@@ -113,6 +119,7 @@ def skills(
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.")] = ",".join(mad.SCORED),
     samples: SamplesOrAll = None,
     batch: Batch = 32,
+    precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     scale: Scale = "small",
 ) -> None:
@@ -121,7 +128,7 @@ def skills(
     Example: atlas-memory eval mad --model my-mad-model --tasks in_context_recall --out mad.json
     """
     settings = {"tasks": tasks, "samples": samples, "seed": seed, "scale": scale}
-    _run("mad", model, out, batch, settings, lambda: mad.cells(samples, seed, _names(tasks), scale))
+    _run("mad", model, out, batch, precision, settings, lambda: mad.cells(samples, seed, _names(tasks), scale))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -135,11 +142,14 @@ def _number(argument: str, text: str) -> float:
         raise ValueError(f"{argument}: {text!r} is not a number; accepted: such as 0,0.5,1.") from error
 
 
-def _run(name: str, model: Path, out: Path, batch: int, settings: dict[str, Any], cells: Any) -> None:
+def _run(
+    name: str, model: Path, out: Path, batch: int, precision: str, settings: dict[str, Any], cells: Any
+) -> None:
     try:
         if out.suffix == FIGURE:
             raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
-        report = evaluate(Request(name, model, cells(), out, settings, batch))
+        settings["precision"] = precision
+        report = evaluate(Request(name, model, cells(), out, settings, batch, precision=precision))
     except (ValueError, OSError) as error:
         raise refused(error) from error
     console.print(report.table())

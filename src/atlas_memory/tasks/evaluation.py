@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from atlas_memory.data import IGNORED, load_tokenizer
-from atlas_memory.data.options import check_whole
+from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.files import check_output, digest_of, write_json
 from atlas_memory.models import AtlasCache
@@ -33,6 +33,7 @@ from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
+PRECISIONS = ("float32", "bfloat16")  # bfloat16: by autocast, memories stay in float32
 STEP = 512  # tokens of a row read at once: with several rows more would only take more memory
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
 _SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
@@ -53,11 +54,13 @@ class Request:
     settings: dict[str, Any]
     batch: int = 8
     step: int = STEP  # tokens of a row read at once
+    precision: str = PRECISIONS[0]
     save_every: float = SAVE_EVERY
 
     def __post_init__(self) -> None:
         for name in ("batch", "step"):
             check_whole(name, getattr(self, name))
+        check_choice("precision", self.precision, PRECISIONS)
         if not self.cells:
             raise ValueError("cells=[]: there is nothing to evaluate.")
         if not (self.folder / "config.json").is_file():
@@ -81,6 +84,7 @@ class Request:
             "model_digest": digest_of(model),
             "batch": self.batch,
             "step": self.step,
+            "precision": self.precision,
             **self.settings,
             **{f"{name}_digest": digest(self.settings[name]) for name, digest in samples.items()},
         }
@@ -146,10 +150,12 @@ class _Run:
         begin = batch * self.request.batch
         chosen = range(begin, min(begin + self.request.batch, cell.samples))
         entry = Finished(number, batch)
-        if cell.sample is not None:
-            entry = self._texts([cell.sample(place) for place in chosen], entry)
-        else:
-            self._token_ids(cell, chosen, entry)
+        half = self.request.precision == "bfloat16"
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=half):
+            if cell.sample is not None:
+                entry = self._texts([cell.sample(place) for place in chosen], entry)
+            else:
+                self._token_ids(cell, chosen, entry)
         entry.peak_rss_mb = max(entry.peak_rss_mb, peak_rss_mb())
         return entry
 
