@@ -142,9 +142,7 @@ def _number(argument: str, text: str) -> float:
         raise ValueError(f"{argument}: {text!r} is not a number; accepted: such as 0,0.5,1.") from error
 
 
-def _run(
-    name: str, model: Path, out: Path, batch: int, precision: str, settings: dict[str, Any], cells: Any
-) -> None:
+def _run(name: str, model: Path, out: Path, batch: int, precision: str, settings: dict[str, Any], cells: Any) -> None:
     try:
         if out.suffix == FIGURE:
             raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
