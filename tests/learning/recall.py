@@ -1,8 +1,8 @@
 """Noisy associative recall: facts among random tokens, asked long after; later facts overwrite earlier ones.
 
 A fact is a key token followed by a value token. Facts lie at random places of a stretch of noise; every key is given
-twice, with two values, of which the last counts. After a gap of noise alone, each key is shown once more, and its
-value is to be predicted. Chance is one in the number of values.
+in each of two rounds, with two values, of which the last counts. After a gap of noise alone, each key is shown once
+more, and its value is to be predicted. Chance is one in the number of values.
 
     python -m tests.learning.recall atlas --gap 200 --steps 600 --set momentum_floor=1e-6
 """
@@ -30,6 +30,7 @@ class Task:
     noise: int = 16
     facts_stretch: int = 64
     gap: int = 200
+    rounds: int = 2  # of facts, each key once per round: a later round overwrites the earlier ones
 
     @property
     def vocabulary(self) -> int:
@@ -50,10 +51,9 @@ class Task:
 
         tokens = self.keys + self.values + draw(self.length, self.noise)
         targets = torch.full((self.length,), -1)
-        # two rounds of facts, each key once per round: the second round overwrites the first
-        order = torch.cat([torch.randperm(self.keys, generator=generator) for _ in range(2)])
-        values = draw(2 * self.keys, self.values)
-        places = torch.randperm(self.facts_stretch // 2, generator=generator)[: 2 * self.keys].sort().values * 2
+        order = torch.cat([torch.randperm(self.keys, generator=generator) for _ in range(self.rounds)])
+        values = draw(len(order), self.values)
+        places = torch.randperm(self.facts_stretch // 2, generator=generator)[: len(order)].sort().values * 2
         tokens[places], tokens[places + 1] = order, self.keys + values
         truth = torch.empty(self.keys, dtype=torch.long)
         for key, value in zip(order.tolist(), values.tolist(), strict=True):
@@ -126,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a two-layer model on noisy recall, and print its accuracy.")
     parser.add_argument("preset")
     parser.add_argument("--gap", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=2, help="1: no fact is overwritten")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=6e-3)
@@ -134,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     fields = {"key_width": 16, "chunk": 16}
     fields |= {name: json.loads(value) for name, value in (text.split("=", 1) for text in options.set)}
-    task, start = Task(gap=options.gap), time.perf_counter()
+    task, start = Task(gap=options.gap, rounds=options.rounds), time.perf_counter()
     torch.manual_seed(options.seed)
     model = TwoLayers(task.vocabulary, options.preset, **fields)
 

@@ -23,7 +23,7 @@ from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.reading import StreamReader, TokenRow
 from atlas_memory.tasks.work import Finished, WorkFolder
-from tests.tasks.conftest import save_small
+from tests.tasks.conftest import save_small, without_times
 
 TOKENIZER = byte_tokenizer()
 
@@ -32,12 +32,6 @@ def request(model: Path, out: Path, **fields: Any) -> Request:
     chosen = {"lengths": [0, 300], "samples": 3, "tasks": ["qa1", "qa5"]}
     cells = stream.cells(**chosen)  # type: ignore[arg-type]
     return Request(**{"name": "babilong", "model": model, "cells": cells, "out": out, "settings": chosen, **fields})
-
-
-def without_times(report: dict[str, Any]) -> dict[str, Any]:
-    timed = ("tokens_per_second", "peak_rss_mb")
-    results = [{name: value for name, value in row.items() if name not in timed} for row in report["results"]]
-    return {**report, "results": results}
 
 
 class Oracle:

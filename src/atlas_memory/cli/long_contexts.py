@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atlas_memory.cli.application import console, evaluations, refused
+from atlas_memory.files import check_output, write_json
 from atlas_memory.models.shipped import SHIPPED
 from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
@@ -15,6 +17,8 @@ from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate
 from atlas_memory.tasks.lengths import parse_counts
+from atlas_memory.tasks.merging import merge
+from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell
 
 Model = Annotated[
@@ -46,16 +50,19 @@ def babilong(
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(TASKS)}.")] = ",".join(TASKS[:5]),
     facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = SIMULATOR,
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
+    first: Annotated[int, typer.Option(help="Number of the first sample, to share the samples among machines.")] = 0,
 ) -> None:
     """BABILong: facts scattered over a long text, a question at its end. Goes on where it was stopped.
 
     Example: atlas-memory eval babilong --model shipped --lengths 0k,4k --tasks qa1,qa2 --out babilong.json
+
+    Shared out: samples 0 to 19 here, 20 to 39 there with --first 20, and then `atlas-memory eval merge`.
     """
-    settings = {"lengths": lengths, "tasks": tasks, "samples": samples, "seed": seed}
+    settings = {"lengths": lengths, "tasks": tasks, "samples": samples, "first": first, "seed": seed}
     settings |= {"facts": facts, "background": background}
 
     def cells() -> list[Cell]:
-        return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background)
+        return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background, first)
 
     _run("babilong", model, out, batch, precision, settings, cells)
 
@@ -131,6 +138,30 @@ def skills(
     _run("mad", model, out, batch, precision, settings, lambda: mad.cells(samples, seed, _names(tasks), scale))
 
 
+@evaluations.command("merge")
+def merge_reports(
+    files: Annotated[list[Path], typer.Argument(help="Results of the evaluations above, of one model.")], out: Out
+) -> None:
+    """Put results together: other tasks and lengths, or further samples of the same (babilong --first).
+
+    Example: atlas-memory eval merge here.json there.json --out both.json
+    """
+    try:
+        _check_out(out)
+        report = merge([_load(file) for file in files])
+        write_json(out, report.to_dict())
+    except (ValueError, OSError) as error:
+        raise refused(error) from error
+    _show(report, out)
+
+
+def _load(file: Path) -> Report:
+    try:
+        return Report.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"files: {file} has no results of an evaluation ({error!r}).") from error
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -144,12 +175,22 @@ def _number(argument: str, text: str) -> float:
 
 def _run(name: str, model: Path, out: Path, batch: int, precision: str, settings: dict[str, Any], cells: Any) -> None:
     try:
-        if out.suffix == FIGURE:
-            raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
+        _check_out(out)
         settings["precision"] = precision
         report = evaluate(Request(name, model, cells(), out, settings, batch, precision=precision))
     except (ValueError, OSError) as error:
         raise refused(error) from error
+    _show(report, out)
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix == FIGURE:
+        raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
+    check_output(out)
+
+
+def _show(report: Report, out: Path) -> None:
+    """The table, and the figure beside the results."""
     console.print(report.table())
     try:
         figures.draw(report, out.with_suffix(FIGURE))

@@ -126,6 +126,7 @@ def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
         gpt2_tokens=gpt2_tokens / cell.samples,
         tokens=tokens / cell.samples,
         details=cell.details,
+        first=cell.first,
     )
 
 
@@ -153,7 +154,7 @@ class _Run:
         half = self.request.precision == "bfloat16"
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=half):
             if cell.sample is not None:
-                entry = self._texts([cell.sample(place) for place in chosen], entry)
+                entry = self._texts([cell.sample(cell.first + place) for place in chosen], entry)
             else:
                 self._token_ids(cell, chosen, entry)
         entry.peak_rss_mb = max(entry.peak_rss_mb, peak_rss_mb())

@@ -37,7 +37,11 @@ def wilson(right: float, samples: int, confidence: float = CONFIDENCE) -> tuple[
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One cell. length: what was asked for; gpt2_tokens, tokens: means over samples, the model's own tokens second."""
+    """One cell.
+
+    length: what was asked for. gpt2_tokens, tokens: means over samples, the model's own tokens second. first: the
+    number of the first sample, which the others follow.
+    """
 
     task: str
     length: int
@@ -50,6 +54,7 @@ class Result:
     gpt2_tokens: float
     tokens: float
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    first: int = 0
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Result:

@@ -45,6 +45,7 @@ class Cell:
     # What a model says at every place (N, T) of examples; by default the most likely next token.
     said: Callable[[Any, Tensor], Tensor] | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict)  # further columns of the result, such as a depth
+    first: int = 0  # number of the first sample
 
 
 def exact_match(said: str, answer: str) -> bool:

@@ -59,8 +59,12 @@ def test_samples_of_files(tmp_path: Path) -> None:
     (tmp_path / "qa1_valid.txt").write_text("1 Mary moved to the office.\n2 Where is Mary?\toffice\t1\n")
     (cell,) = cells([0], 1, tasks=["qa1"], facts=str(tmp_path))
     assert cell.sample is not None and "".join(cell.sample(0).pieces()) == "Mary moved to the office. Where is Mary?"
-    with pytest.raises(ValueError, match=r"samples=2: .* has 1 questions of qa1; accepted"):
+    with pytest.raises(ValueError, match=r"samples=2, first=0: .* has 1 questions of qa1; accepted"):
         cells([0], 2, tasks=["qa1"], facts=str(tmp_path))
+    with pytest.raises(ValueError, match=r"samples=1, first=1: .* has 1 questions of qa1; accepted"):
+        cells([0], 1, tasks=["qa1"], facts=str(tmp_path), first=1)
+    with pytest.raises(ValueError, match="first=-1 must be a whole number of at least 0"):
+        cells([0], 1, first=-1)
     with pytest.raises(ValueError, match="background='absent'"):
         cells([0], 1, background="absent")
 

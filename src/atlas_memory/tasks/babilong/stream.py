@@ -42,11 +42,11 @@ class Facts:
             self._read = list(asked(stories))
             random.Random(f"{task} {seed}").shuffle(self._read)
 
-    def check_count(self, samples: int) -> None:
-        if self._read is not None and samples > len(self._read):
+    def check_count(self, samples: int, first: int) -> None:
+        if self._read is not None and first + samples > len(self._read):
             raise ValueError(
-                f"samples={samples}: facts={self._paths!r} has {len(self._read)} questions of {self.task}; "
-                f"accepted: at most that many, or facts='{SIMULATOR}'."
+                f"samples={samples}, first={first}: facts={self._paths!r} has {len(self._read)} questions of {self.task}; "
+                f"accepted: at most that many in all, or facts='{SIMULATOR}'."
             )
 
     def question(self, number: int) -> Asked:
@@ -83,15 +83,17 @@ def cells(
     tasks: Sequence[str] = TASKS[:5],
     facts: str = SIMULATOR,
     background: str = BUILTIN,
+    first: int = 0,
 ) -> list[Cell]:
-    """The evaluation: every task at every length."""
+    """The evaluation: every task at every length, samples number `first` and following."""
     check_whole("samples", samples)
+    check_whole("first", first, least=0)
     opened = open_background(background)
     made = []
     for task in tasks:
         source = Facts(task, facts, seed)
-        source.check_count(samples)
+        source.check_count(samples, first)
         for length in lengths:
             sample = functools.partial(source.sample, length=length, background=opened)
-            made.append(Cell(task, length, samples, sample))
+            made.append(Cell(task, length, samples, sample, first=first))
     return made
