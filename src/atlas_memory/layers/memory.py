@@ -221,7 +221,9 @@ class Memory(nn.Module):
         """
         if self.mixing is None:
             return F.silu(raw)
-        both, weights = torch.cat([tail.to(raw.dtype), raw], dim=1), self.mixing.to(raw.dtype)[:, 0].unbind(-1)
+        both = torch.cat([tail.to(raw.dtype), raw], dim=1)
+        # Each tap in one piece: kernels that step through a strided one cannot take several channels at once.
+        weights = self.mixing.to(raw.dtype)[:, 0].mT.contiguous()  # (K, channels)
         mixed = raw * weights[-1]
         for place, weight in enumerate(weights[:-1]):
             mixed = torch.addcmul(mixed, both[:, place : place + raw.shape[1]], weight)
