@@ -149,7 +149,11 @@ def _bad_calls() -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "ids too large": ({"input_ids": ids + VOCABULARY}, "input_ids between .* must lie between 0 and"),
         "negative ids": ({"input_ids": ids * -1}, "input_ids between"),
-        "ids of another shape": ({"input_ids": ids[0]}, r"input_ids must be whole numbers of shape \(batch, tokens\)"),
+        "ids of another shape": (
+            {"input_ids": ids[0]},
+            r"input_ids must be whole numbers .* of shape \(batch, tokens\)",
+        ),
+        "ids of 16 bits": ({"input_ids": ids.to(torch.int16)}, "input_ids must be whole numbers"),
         "ids that are not whole": ({"input_ids": ids.float()}, "input_ids must be whole numbers"),
         "mask": ({"input_ids": ids, "attention_mask": torch.ones(2, 5)}, r"attention_mask must have shape .*\(2, 6\)"),
         "mask of four dimensions": ({"input_ids": ids, "attention_mask": torch.ones(2, 1, 6, 6)}, "attention_mask"),

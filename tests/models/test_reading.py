@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,9 @@ COUNT = 23
 SOURCES: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda ids: ids,
     "one dimension": lambda ids: ids[0],
+    "16 bits": lambda ids: ids.to(torch.uint16),
+    "array": lambda ids: ids.numpy().astype(np.uint16),
+    "iterator of arrays": lambda ids: iter([ids[:, :9].numpy(), ids[:, 9:].numpy().astype(np.uint8)]),
     "list": lambda ids: ids[0].tolist(),
     "iterator of ids": lambda ids: iter(ids[0].tolist()),
     "iterator of pieces": lambda ids: iter([ids[:, :9], ids[:, 9:10], ids[:, 10:]]),
@@ -93,6 +97,8 @@ def test_only_the_model_without_a_head_reads_for_its_cache_alone() -> None:
     [
         ({"tokens": [1], "step": 0}, "step=0"),
         ({"tokens": [99]}, "input_ids between"),
+        ({"tokens": torch.ones(1, 3)}, "input_ids must be whole numbers .* got torch.float32"),
+        ({"tokens": torch.ones(1, 3).bool()}, "input_ids must be whole numbers .* got torch.bool"),
         ({"tokens": iter([token_ids(1, 3), token_ids(2, 3)])}, "tokens must keep their batch: 1 rows, then 2"),
         ({"tokens": [1], "past_key_values": {}}, "past_key_values must be an AtlasCache"),
     ],

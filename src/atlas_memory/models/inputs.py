@@ -16,9 +16,10 @@ Bounds = Tensor | Sequence[int] | None
 
 def check_token_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Raise on ids outside of the vocabulary; on the CPU only, since a GPU would have to be waited for."""
-    if input_ids.ndim != 2 or input_ids.is_floating_point():
+    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"input_ids must be whole numbers of shape (batch, tokens), got {input_ids.dtype} {tuple(input_ids.shape)}."
+            "input_ids must be whole numbers (int32 or int64) of shape (batch, tokens), "
+            f"got {input_ids.dtype} {tuple(input_ids.shape)}."
         )
     if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or not input_ids.numel():
         return

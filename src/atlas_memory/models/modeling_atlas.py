@@ -216,7 +216,8 @@ class AtlasModel(AtlasPreTrainedModel):
     ) -> AtlasCache:
         """Read token ids of any number, `step` at a time, in constant memory; the cache holds what was remembered.
 
-        tokens: ids (T,) or (B, T), or an iterable of ids or of pieces of such; past_key_values: goes on in place.
+        tokens: ids (T,) or (B, T), a tensor or an array of any whole numbers, or an iterable of ids or of pieces of
+        such; past_key_values: goes on in place.
         """
         return read(self, tokens, past_key_values, step=step, progress=progress)
 

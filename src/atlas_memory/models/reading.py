@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,7 +17,8 @@ from atlas_memory.models.inputs import check_token_ids
 if TYPE_CHECKING:
     from atlas_memory.models.modeling_atlas import AtlasModel
 
-TokenSource = Tensor | Iterable[int | Sequence[int] | Tensor]
+Ids = Tensor | np.ndarray[Any, Any]
+TokenSource = Ids | Iterable[int | Sequence[int] | Ids]
 
 # Tokens per call: enough to use the machine, little enough for its memory.
 DEFAULT_STEP = 2048
@@ -55,15 +57,15 @@ def read(
 
 def _count(tokens: TokenSource) -> int | None:
     """How many tokens there will be, where that is known."""
-    if isinstance(tokens, Tensor):
-        return tokens.shape[-1]
+    if isinstance(tokens, Tensor | np.ndarray):
+        return int(tokens.shape[-1])
     return len(tokens) if isinstance(tokens, list | tuple) and all(isinstance(t, int) for t in tokens) else None
 
 
 def _pieces(tokens: TokenSource, step: int) -> Iterator[Tensor]:
     """Pieces (B, step) of the stream, the last one shorter."""
     waiting: list[Tensor] = []
-    for part in [tokens] if isinstance(tokens, Tensor) else _gathered(tokens, step):
+    for part in _sliced(tokens, step) if isinstance(tokens, Tensor | np.ndarray) else _gathered(tokens, step):
         part = part if part.ndim == 2 else part.reshape(1, -1)
         if waiting and waiting[0].shape[0] != part.shape[0]:
             raise ValueError(f"tokens must keep their batch: {waiting[0].shape[0]} rows, then {part.shape[0]}.")
@@ -78,6 +80,18 @@ def _pieces(tokens: TokenSource, step: int) -> Iterator[Tensor]:
         yield rest
 
 
+def _sliced(tokens: Ids, step: int) -> Iterator[Tensor]:
+    """Only what is next is copied: an array may be a file of more than the memory holds."""
+    for begin in range(0, tokens.shape[-1], step):
+        yield _wide(tokens[..., begin : begin + step])
+
+
+def _wide(ids: Any) -> Tensor:
+    """As a tensor; ids are often kept in 16 bits, which no embedding takes."""
+    made = torch.tensor(ids) if isinstance(ids, np.ndarray) else torch.as_tensor(ids)
+    return made if made.is_floating_point() or made.dtype == torch.bool else made.long()
+
+
 def _gathered(tokens: Iterable[Any], step: int) -> Iterator[Tensor]:
     """Single ids by the step, pieces as they come; as tensors."""
     single: list[int] = []
@@ -90,6 +104,6 @@ def _gathered(tokens: Iterable[Any], step: int) -> Iterator[Tensor]:
             yield torch.tensor(single)
             single = []
         if not isinstance(part, int):
-            yield torch.as_tensor(part)
+            yield _wide(part)
     if single:
         yield torch.tensor(single)

@@ -45,8 +45,8 @@ class Facts:
     def check_count(self, samples: int, first: int) -> None:
         if self._read is not None and first + samples > len(self._read):
             raise ValueError(
-                f"samples={samples}, first={first}: facts={self._paths!r} has {len(self._read)} questions of {self.task}; "
-                f"accepted: at most that many in all, or facts='{SIMULATOR}'."
+                f"samples={samples}, first={first}: facts={self._paths!r} has {len(self._read)} questions of "
+                f"{self.task}; accepted: at most that many in all, or facts='{SIMULATOR}'."
             )
 
     def question(self, number: int) -> Asked:
