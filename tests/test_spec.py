@@ -61,6 +61,15 @@ def test_fitting_values() -> None:
     assert MemorySpec(network="matrix", key_width=8).value_width == 8
 
 
+def test_what_was_fitted_is_fitted_to_changes() -> None:
+    assert presets["atlas"].replace(chunk=32) == presets.make("atlas", chunk=32)
+    assert presets["titans"].replace(network="gated_mlp").fast == ("gate", "up", "down")
+    assert presets["titans"].replace(key_width=16).value_width == 16
+    assert presets["titans"].replace(network="matrix") == MemorySpec(network="matrix", optimizer="momentum")
+    given = presets.make("atlas", interval=16, expansion=3).replace(chunk=32)
+    assert (given.interval, given.expansion) == (16, 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "shapes"),
     [

@@ -72,21 +72,24 @@ class MemorySpec:
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_numbers(self)
+        for name, value in self._fitting().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        _check_combinations(self)
+
+    def _fitting(self) -> dict[str, Any]:
+        """What fits the other fields."""
         deep, wide = self.network != "matrix", self.feature != "identity"
-        key_width = self.key_width or (32 if self.feature == "polynomial" else 64)
-        fitting = {
+        own_key_width = 32 if self.feature == "polynomial" else 64
+        return {
             "initial_pairs": 16 if deep and self.kernel else 0,
             "fast": SITES[self.network],
             "residual": deep,
             "expansion": 2 if wide else 4,
-            "key_width": key_width,
-            "value_width": key_width,
+            "key_width": own_key_width,
+            "value_width": self.key_width or own_key_width,
             "interval": self.chunk,
         }
-        for name, value in fitting.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        _check_combinations(self)
 
     @property
     def kernel(self) -> bool:
@@ -100,7 +103,11 @@ class MemorySpec:
 
     @property
     def exact(self) -> bool:
-        """Whether every gradient is taken at the previous token's state, so that `chunk` is a speed knob only."""
+        """Whether every gradient is taken at the previous token's state.
+
+        `chunk` is then a matter of speed, but for what the guards take from it: the largest momentum, and where
+        momentum's resonance is retracted.
+        """
         state_free = self.surprise_retention is None and self.write_cap is None
         solvable = self.objective == "dot" or self.optimizer != "muon"
         return self.network == "matrix" and solvable and state_free
@@ -159,7 +166,10 @@ class MemorySpec:
         return {**self.site_shapes(), **pairs}
 
     def replace(self, **changes: Any) -> MemorySpec:
-        return MemorySpec.from_dict({**self.to_dict(), **changes})
+        """Another spec. What fitted the fields before is fitted to the changed ones, as if it had never been given."""
+        kept = self.to_dict()
+        kept |= {name: None for name, value in self._fitting().items() if kept[name] == value}
+        return MemorySpec.from_dict({**kept, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

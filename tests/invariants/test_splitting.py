@@ -91,6 +91,23 @@ def test_states_are_never_changed_in_place(preset: str) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("count", [CHUNK - 1, 3 * CHUNK])
+@pytest.mark.parametrize("preset", presets.names())
+def test_states_have_memory_of_their_own(preset: str, count: int) -> None:
+    """Training changes parameters in place; and a view would keep alive all that was read in a call."""
+    memory, x = small_memory(preset, convolution=1), tokens(2, count)
+    _, state = memory(x)
+    state = state.detach()
+    before = state.clone()
+    held = sum(tensor.untyped_storage().nbytes() for tensor in state.tensors.values())
+    assert held <= 2 * state.nbytes  # a leaf may be the part of another chunk that was kept
+    with torch.no_grad():
+        for parameter in memory.parameters():
+            parameter.add_(1)
+    x.zero_()
+    assert_states_identical(state, before)
+
+
 @pytest.mark.parametrize("preset", [name for name in presets.names() if not presets[name].kernel])
 def test_state_size_is_constant(preset: str) -> None:
     """From the first token on, whatever the number of tokens and calls."""

@@ -76,6 +76,12 @@ BAD: dict[str, tuple[Callable[[Problem], dict[str, Any]], str]] = {
     "too few lengths": (lambda p: {"lengths": [3]}, "lengths="),
     "negative length": (lambda p: {"lengths": [3, -1]}, "lengths="),
     "length beyond the tokens": (lambda p: {"lengths": [3, 6]}, "lengths="),
+    "lengths that are not whole": (lambda p: {"lengths": [2.5, 3.0]}, "lengths=.* must hold whole numbers"),
+    "no rows": (lambda p: {"keys": p.keys[:0]}, "keys must have at least one row"),
+    "keys as a list": (lambda p: {"keys": p.keys.tolist()}, "keys must be a tensor, got list"),
+    "the name of a spec": (lambda p: {"spec": "titans"}, "spec must be a MemorySpec, got str"),
+    "gates as a dictionary": (lambda p: {"gates": {}}, "gates must be a Gates, got dict"),
+    "state as a pair": (lambda p: {"state": (1, 2)}, "state must be a MemoryState, got tuple"),
 }
 
 
@@ -94,6 +100,32 @@ def test_gate_that_the_spec_does_not_have(operator: Callable[..., Any]) -> None:
     gates = _gates(problem, momentum=problem.gates.step)
     with pytest.raises(ValueError, match=r"optimizer='gd' takes no gates\.momentum"):
         operator(**_arguments(problem, gates=gates))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", ["retention", "step", "window"])
+def test_gate_that_the_spec_holds_constant(name: str, operator: Callable[..., Any]) -> None:
+    problem = make_problem(small_spec("transformer"), count=3)
+    gate = torch.rand(*problem.keys.shape[:3], *([1] if name == "window" else []), dtype=torch.float64)
+    with pytest.raises(ValueError, match=rf"gates\.{name} is given, but {name}="):
+        operator(**_arguments(problem, gates=Gates(**{name: gate})))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_lengths_may_be_a_tensor(operator: Callable[..., Any]) -> None:
+    problem = make_problem(small_spec("titans"), count=5)
+    _, state = operator(**_arguments(problem), lengths=torch.tensor([3, 5]))
+    assert state.position == (3, 5) and all(type(n) is int for n in state.position)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_state_of_more_precision(operator: Callable[..., Any]) -> None:
+    problem = make_problem(small_spec("linear_attention"), count=3)
+    _, state = read(memorize, problem)
+    tokens = {"queries": problem.queries.float(), "keys": problem.keys.float(), "values": problem.values.float()}
+    with pytest.raises(ValueError, match=r"state is torch.float64, but torch.float32 is worked in here"):
+        operator(**_arguments(problem, **tokens, initial=None, state=state))
+    operator(**_arguments(problem, **tokens, initial=None, state=state.to(torch.bfloat16)))  # of less
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from atlas_memory import presets
 from atlas_memory.ops import memorize
-from tests.support import CHUNK, Operator, assert_same, make_problem, read, small_spec, solve
+from tests.support import (
+    CHUNK,
+    Operator,
+    assert_close,
+    assert_same,
+    assert_states_close,
+    make_problem,
+    read,
+    small_spec,
+    solve,
+)
 
 # The compiler makes an object of every autograd function that it traces, which torch itself warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -59,6 +70,27 @@ def test_calls_of_another_length() -> None:
     for count in (CHUNK, CHUNK + 1, 2 * CHUNK + 1):
         problem = make_problem(spec, count=count)
         assert_same(solve(compiled, problem), solve(memorize, problem))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("preset", ["gated_deltanet", "titans"])
+def test_without_gradients(preset: str, mode: Callable[[], Any]) -> None:
+    problem = make_problem(small_spec(preset), count=CHUNK + 2)
+    with mode():
+        (y, state), (expected, expected_state) = read(_compiled("aot_eager"), problem), read(memorize, problem)
+    assert_close(y, expected)
+    assert_states_close(state, expected_state)
+
+
+@pytest.mark.parametrize("preset", ["gated_deltanet", "titans"])
+def test_token_by_token(preset: str) -> None:
+    """After the first few, the compiler counts positions in symbols."""
+    problem = make_problem(small_spec(preset), count=CHUNK + 2)
+    with torch.no_grad():
+        y, state = read(_compiled("eager"), problem, list(range(1, problem.count)))
+    expected, expected_state = read(memorize, problem)
+    assert_close(y, expected)
+    assert_states_close(state, expected_state)
 
 
 @pytest.mark.slow

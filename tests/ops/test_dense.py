@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops.dense import fold_dense, read_dense, retract
+from atlas_memory.ops.stability import LARGEST_GRADIENT
 
 ROWS, QUERIES, TOKENS = 2, 3, 4
 
@@ -80,7 +81,7 @@ def test_retracting_twice_is_retracting_once() -> None:
     assert torch.equal(factor, torch.ones(ROWS, 1, 1))
 
 
-@pytest.mark.parametrize("gradient_scale", [1.0, 1e30])
+@pytest.mark.parametrize("gradient_scale", [1.0, 1e30, 1e37])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e18, 1e30])
 def test_retraction_stays_finite(scale: float, gradient_scale: float) -> None:
     """Also where squares overflow, of the weights and of the gradient that comes back."""
@@ -90,3 +91,10 @@ def test_retraction_stays_finite(scale: float, gradient_scale: float) -> None:
     assert torch.isfinite(result).all()
     assert result.square().mean((-2, -1)).sqrt().max() <= 100.0 * (1 + 1e-5)
     assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("gradient_scale", [1e13, 1e30, 1e37])
+def test_large_gradients_are_drawn_into_the_ball(gradient_scale: float) -> None:
+    x, coming = torch.randn(ROWS, 3, 4, requires_grad=True), torch.randn(ROWS, 3, 4)
+    (gradient,) = torch.autograd.grad(retract(x, 100.0)[0], x, coming * gradient_scale)
+    torch.testing.assert_close(gradient, coming / coming.norm(dim=(-2, -1), keepdim=True) * LARGEST_GRADIENT)

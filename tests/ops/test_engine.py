@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from atlas_memory import MemorySpec
-from atlas_memory.ops import Gates, engine, memorize, memorize_reference
+from atlas_memory.ops import Gates, Monitors, engine, memorize, memorize_reference
 from tests.strategies import readings, specs
 from tests.support import SMALL, Problem, assert_close, assert_same, assert_states_close, make_problem, read, solve
 
@@ -80,6 +80,20 @@ def test_calls_inside_one_chunk(base: str, interval: int) -> None:
     spec = MemorySpec(**{**SMALL, **BASES[base], "chunk": 8, "interval": interval})
     problem = make_problem(spec, count=8)
     assert_same(solve(memorize, problem, splits=[3, 6, 7]), solve(memorize_reference, problem))
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(20, 8), (1, 96)])
+def test_exact_momentum_goes_on_in_mid_chunk(window: int, chunk: int) -> None:
+    """Less than a chunk is taken at once, and the rest of the chunk is no multiple of that."""
+    spec = MemorySpec(network="matrix", optimizer="momentum", key_width=3, window=window, chunk=chunk)
+    problem = make_problem(spec, count=chunk + 11, batch=1, heads=1)
+    watched, expected_watched = Monitors(), Monitors()
+    assert_same(
+        solve(memorize, problem, splits=[chunk - 3], monitors=watched),
+        solve(memorize_reference, problem),
+    )
+    read(memorize, problem, monitors=expected_watched)
+    assert_close(watched.surprise, expected_watched.surprise[:, chunk - 3 :], "surprise")
 
 
 EXPLODED = 1e5

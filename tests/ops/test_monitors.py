@@ -231,6 +231,18 @@ def test_norms_retraction_and_gates() -> None:
     assert_close(monitors.gates.step, problem.gates.step)
 
 
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_group_of_rows_without_tokens(idle: int) -> None:
+    spec = small_spec("deltanet", optimizer="momentum")
+    first, second = make_problem(spec, count=7), make_problem(spec, count=5, seed=1)
+    _, state = read(memorize, first, lengths=[7, 2])
+    monitors, lengths = Monitors(), [5, 5]
+    lengths[idle] = 0
+    read(memorize, second, lengths=lengths, state=state, monitors=monitors)
+    limits = monitors.limiter["down"]
+    assert (limits[idle] == 0).all() and ((limits[1 - idle] > 0) & (limits[1 - idle] <= 1)).all()
+
+
 @pytest.mark.parametrize("count", [3, SMALL["chunk"]])
 def test_a_call_without_tokens_writes_nothing(count: int) -> None:
     problem = make_problem(small_spec("atlas"), count=count)

@@ -58,7 +58,7 @@ def test_linear_coefficients_unroll_the_recurrence(momentum: bool) -> None:
 def test_muon_coefficients_unroll_the_recurrence(interval: int, phase: int) -> None:
     """With a step of sign(S) in the place of Newton–Schulz: any function of S has the same coefficients."""
     gates, gradients = _gates(momentum=True), torch.randn(COLUMNS, dtype=torch.float64)
-    points = [t for t in range(TOKENS) if (t + phase) % interval == interval - 1]
+    points = range((interval - 1 - phase) % interval, TOKENS, interval)
     start_pending = torch.tensor(0.4, dtype=torch.float64)
     coefficients = muon_coefficients(gates, start_pending, points, LIKE, COLUMNS)
     weight, carried, pending = torch.tensor(1.7).double(), torch.tensor(0.6).double(), start_pending

@@ -99,6 +99,8 @@ def test_packed_sequences(as_tensor: bool) -> None:
         (1, None, [1, 4], r"cu_seqlens=\[1, 4\]"),
         (1, None, [0, 3, 2, 4], r"cu_seqlens=\[0, 3, 2, 4\]"),
         (1, None, [0], r"cu_seqlens=\[0\]"),
+        (1, None, [0, 1.7, 4], "cu_seqlens=.* must hold whole numbers"),
+        (1, [[1, 1, 1, 1]], None, "mask must be a tensor, got list"),
         (1, torch.ones(1, 3), None, r"mask must have shape .*\(1, 4\)"),
         (1, torch.ones(4), None, "mask must have shape"),
         (2, torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1]]), None, "mask row 1 has padding between real tokens"),

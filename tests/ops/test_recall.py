@@ -100,7 +100,7 @@ def test_gradients_reach_queries_and_state() -> None:
         (torch.zeros(2, 1, 2, 4), "queries must have shape"),
         (torch.zeros(2, 2, 3), "queries must have shape"),
         (torch.zeros(3, 1, 2, 3), "state has 2 rows, but the input has 3"),
-        (torch.zeros(2, 1, 3, 3), "state has weights"),
+        (torch.zeros(2, 1, 3, 3), "state is torch.float64, but torch.float32 is worked in here"),
         (torch.full((2, 1, 2, 3), torch.nan), "queries holds NaN"),
         (torch.zeros(2, 1, 2, 3, dtype=torch.long), "queries must be floating point"),
     ],

@@ -31,8 +31,10 @@ MOMENTUM, MOMENTUM_STEP = 0.1, 0.2
 # Step: a tenth of the error. Reads are normalised, so that weakly written facts are read as well as strong ones, but
 # strongly written noise erases them: before the gate has learned to tell them apart, less is more.
 STEP = 0.1
-# Muon looks at its momentum only once per interval, and must still see the interval's first tokens there: θ = 1 − 1/r.
-# η̄, the steps' sum over an interval, starts at one, and η at a tenth at most.
+# Muon looks at its momentum only once per interval, and must still see the interval's first tokens there: the gate
+# starts at 1 − 1/r, and θ at that share of the largest momentum. With r = b = 64 the first token then counts 14 % of
+# the last; an interval of several chunks sees about its last one. η̄, the steps' sum over an interval, starts at one,
+# and η at a tenth at most.
 MUON_STEP = 1.0
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
+from atlas_memory.ops.call import without_autocast
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
@@ -142,7 +143,7 @@ class Memory(nn.Module):
         x = cap(x, LARGEST_INPUT)
         last = torch.tensor([max(n - 1, 0) for n in state.position])[:, None]  # asked from where reading stands
         queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)), last)
-        answers = recall(self.spec, queries, state, coefficients=self._coefficients())
+        answers = recall(self.spec, queries, state, coefficients=self._coefficients(), check_finite=False)
         return self._output(answers, x)
 
     def asked(self, x: Tensor, state: MemoryState, lengths: Sequence[int]) -> MemoryState:
@@ -186,8 +187,12 @@ class Memory(nn.Module):
         return packing.pack(self._output(answers, x)), after
 
     def _check_input(self, x: Tensor, check_finite: bool | None) -> None:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"x must be a tensor, got {type(x).__name__}.")
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must have shape (batch, tokens, {self.dim}), got {tuple(x.shape)}.")
+        if x.shape[0] == 0:
+            raise ValueError(f"x must have at least one row, got shape {tuple(x.shape)}.")
         weight = self.tokens.weight
         if x.device != weight.device:
             raise ValueError(f"x is on {x.device}, the layer on {weight.device}.")
@@ -285,7 +290,9 @@ class InitialWeights(nn.Module):
     def forward(self) -> dict[str, Tensor] | None:
         if self.spec.network == "matrix":
             return None
-        weights = {site: left @ self.right[site] for site, left in self.left.items()} | dict(self.full)
+        some = next(iter(self.full.values()))
+        with without_autocast(some):  # they are read with in the working precision
+            weights = {site: left @ self.right[site] for site, left in self.left.items()} | dict(self.full)
         if self.spec.kernel:  # keys, like any other
             weights["pairs"] = normalise(weights["pairs"])
         return weights

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from atlas_memory.ops.features import Feature, feature_map
 from atlas_memory.ops.optimizers import Gates
-from atlas_memory.ops.packing import last_rows
+from atlas_memory.ops.packing import last_rows, whole_numbers
 from atlas_memory.ops.stability import all_finite
 from atlas_memory.ops.state import MemoryState, fresh_state
 from atlas_memory.spec import MemorySpec
@@ -42,17 +42,16 @@ def prepare(
     initial: Mapping[str, Tensor] | None,
     state: MemoryState | None,
     coefficients: Tensor | None,
-    lengths: Sequence[int] | None,
+    lengths: Tensor | Sequence[int] | None,
     check_finite: bool | None,
 ) -> Call:
     """Check every argument, promote to the working precision, and make the fresh state where none is given."""
-    dtype = torch.float64 if keys.dtype == torch.float64 else torch.float32
+    _check_kinds(spec, gates, state)
     _check_tokens(spec, queries, keys, values)
     _check_gates(spec, gates, keys)
+    dtype = torch.float64 if keys.dtype == torch.float64 else torch.float32
     batch, tokens, heads = keys.shape[:3]
-    lengths = tuple(lengths) if lengths is not None else (tokens,) * batch
-    if len(lengths) != batch or any(not 0 <= n <= tokens for n in lengths):
-        raise ValueError(f"lengths={lengths} must hold {batch} numbers between 0 and {tokens}.")
+    lengths = _checked_lengths(lengths, batch, tokens)
     _check_coefficients(spec, coefficients, keys.device)
     gates = Gates(*(None if gate is None else gate.to(dtype) for gate in gates))
     if spec.limiter and gates.momentum is not None:
@@ -63,7 +62,7 @@ def prepare(
     if state is None:
         state = fresh
     else:
-        state.check(spec, batch, keys.device, fresh.tensors)
+        state.check(spec, batch, keys.device, fresh.tensors, dtype)
         working = {name: state.tensors[name].to(dtype) for name in fresh.tensors}
         state = MemoryState(spec, working | _without_padding(state, working), state.position)
     if check_finite if check_finite is not None else _eager_cpu(keys):
@@ -76,21 +75,41 @@ def prepare(
     return Call(spec, feature, queries.to(dtype), keys, values.to(dtype), gates, state, lengths)
 
 
-def check_queries(spec: MemorySpec, queries: Tensor) -> None:
+def check_recall(spec: MemorySpec, queries: Tensor, state: MemoryState, check_finite: bool | None) -> None:
     """As `prepare` checks them, where queries come alone."""
+    _check_kinds(spec, Gates(), state, needed=True)
     _check_width("queries", queries, spec.key_width)
-    if _eager_cpu(queries):
+    if check_finite if check_finite is not None else _eager_cpu(queries):
         _check_finite({"queries": queries})
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Any) -> AbstractContextManager[object]:
     """Keeps the working precision of x; devices without autocast, such as meta, have nothing to switch off."""
+    if not isinstance(x, Tensor):
+        return nullcontext()  # what x is instead will be said by the checks
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _eager_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_kinds(spec: MemorySpec, gates: Gates, state: MemoryState | None, *, needed: bool = False) -> None:
+    """needed: of the state, which a call that writes may do without."""
+    kinds: dict[str, tuple[Any, type]] = {"spec": (spec, MemorySpec), "gates": (gates, Gates)}
+    if state is not None or needed:
+        kinds["state"] = state, MemoryState
+    for name, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, got {type(value).__name__}.")
+
+
+def _checked_lengths(lengths: Tensor | Sequence[int] | None, batch: int, tokens: int) -> tuple[int, ...]:
+    checked = (tokens,) * batch if lengths is None else tuple(whole_numbers("lengths", lengths))
+    if len(checked) != batch or any(not 0 <= n <= tokens for n in checked):
+        raise ValueError(f"lengths={checked} must hold {batch} numbers between 0 and {tokens}.")
+    return checked
 
 
 def _check_tokens(spec: MemorySpec, queries: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -107,8 +126,12 @@ def _check_tokens(spec: MemorySpec, queries: Tensor, keys: Tensor, values: Tenso
 
 
 def _check_width(name: str, tensor: Tensor, width: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}.")
     if tensor.ndim != 4 or tensor.shape[-1] != width:
         raise ValueError(f"{name} must have shape (batch, tokens, heads, {width}), got {tuple(tensor.shape)}.")
+    if tensor.shape[0] == 0:
+        raise ValueError(f"{name} must have at least one row, got shape {tuple(tensor.shape)}.")
     if not tensor.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
 
@@ -117,9 +140,14 @@ def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
     if (gates.momentum is not None) != spec.carries_momentum:
         needed = "needs" if spec.carries_momentum else "takes no"
         raise ValueError(f"optimizer={spec.optimizer!r} {needed} gates.momentum.")
+    constant = {"retention": spec.retention == "one", "step": spec.step == "one", "window": spec.window == 1}
     for name, gate in gates._asdict().items():
         if gate is None:
             continue
+        if constant.get(name):
+            raise ValueError(
+                f"gates.{name} is given, but {name}={getattr(spec, name)!r} holds it at one; leave it out."
+            )
         shape = (*keys.shape[:3], spec.window) if name == "window" else tuple(keys.shape[:3])
         if tuple(gate.shape) != shape:
             raise ValueError(f"gates.{name} must have shape {shape}, got {tuple(gate.shape)}.")

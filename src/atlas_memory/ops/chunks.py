@@ -39,11 +39,11 @@ def align(call: Call) -> Aligned:
     spec, state = call.spec, call.state
     fills = state.fill
     totals = tuple(fill + length for fill, length in zip(fills, call.lengths, strict=True))
-    longest = max(0, *totals)
+    longest = max((0, *totals))
     starts = tuple(position - fill for position, fill in zip(state.position, fills, strict=True))
 
     def joined(name: str, new: Tensor) -> Tensor:
-        if max(0, *fills) == 0:
+        if max((0, *fills)) == 0:
             return take_rows(new, [0] * len(fills), longest)
         opened = state.tensors.get(f"open.{name}")
         if opened is None:  # queries: answered already
@@ -65,8 +65,10 @@ def _without_missing_window(spec: MemorySpec, gates: Gates, keys: Tensor, starts
     if spec.window == 1 or min(starts) >= spec.window - 1:
         return gates
     tokens = keys.shape[1] - spec.window + 1
-    places = torch.arange(tokens)[None, :] + torch.tensor(starts)[:, None]
-    exists = (torch.arange(spec.window) <= places[..., None]).to(keys)[:, :, None]  # (B, L, 1, W)
+    device = keys.device
+    first = torch.tensor(starts, device=device)[:, None] if len(set(starts)) > 1 else starts[0]
+    places = (torch.arange(tokens, device=device) + first).expand(len(starts), -1)
+    exists = (torch.arange(spec.window, device=device) <= places[..., None]).to(keys)[:, :, None]  # (B, L, 1, W)
     window = exists.expand(-1, -1, keys.shape[2], -1) if gates.window is None else gates.window * exists
     return gates._replace(window=window)
 
@@ -120,13 +122,18 @@ def chunk_size(spec: MemorySpec) -> int:
 
 
 def stretches(spec: MemorySpec, aligned: Aligned) -> list[tuple[int, int]]:
-    """Column ranges to work on one after the other. Retracted exact memories break at their chunk grid."""
-    longest = max(0, *aligned.totals)
+    """Column ranges to work on one after the other.
+
+    Retracted exact memories break at their chunk grid. What is left of a chunk may be no multiple of the size taken at
+    once: the odd piece comes first, since padding may stand nowhere but at the very end.
+    """
+    longest = max((0, *aligned.totals))
     first = 0
     if spec.exact and spec.retracts:
         first = min(-aligned.starts[0] % spec.chunk, longest)
-    size = chunk_size(spec) * CHUNKS_AT_ONCE
-    bounds = sorted({0, first, *range(first + size, longest, size), longest})
+    at_once = chunk_size(spec)
+    size = at_once * CHUNKS_AT_ONCE
+    bounds = sorted({0, first % at_once, first, *range(first + size, longest, size), longest})
     return list(itertools.pairwise(bounds))
 
 
@@ -186,6 +193,7 @@ def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device:
     present = [min(max(total - column, 0), size) for total in aligned.totals]
     folded = [n > 0 if spec.exact else n == spec.chunk for n in present]
     ends = [start + column + n for start, n in zip(aligned.starts, present, strict=True)]
+    # Compilers count positions in symbols: a plain True or False is what the rest can ask for.
     retracted = [f and spec.retracts and end % spec.chunk == 0 for f, end in zip(folded, ends, strict=True)]
 
     def per_row(values: list[Any]) -> Tensor:
@@ -202,14 +210,14 @@ def schedule(spec: MemorySpec, aligned: Aligned, column: int, size: int, device:
         aligned.starts[0] + column,
         last,
         None if all(folded) or not any(folded) else flags(folded),
-        retracted[0] if len(set(retracted)) == 1 else flags(retracted),
+        (True if retracted[0] else False) if len(set(retracted)) == 1 else flags(retracted),  # noqa: SIM210
         tuple(size - n if f else size for n, f in zip(present, folded, strict=True)),
     )
 
 
-def update_points(spec: MemorySpec, place: int, size: int) -> list[int]:
+def update_points(spec: MemorySpec, place: int, size: int) -> range:
     """Muon's update points among `size` tokens from `place`: position ≡ r − 1 (mod r) from the sequence's own start."""
-    return list(range((spec.interval - 1 - place) % spec.interval, size, spec.interval))
+    return range((spec.interval - 1 - place) % spec.interval, size, spec.interval)
 
 
 def phase(spec: MemorySpec, start: int) -> int:

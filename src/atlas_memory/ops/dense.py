@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.stability import LARGEST_GRADIENT, may_look, shrink_factor
+from atlas_memory.ops.stability import LARGEST_GRADIENT, may_look, safe_norm, shrink_factor
 
 
 def read_dense(
@@ -159,12 +159,13 @@ class _Retract(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         result, factor = ctx.saved_tensors
         gradient = gradients[0]
-        kept = factor * shrink_factor(_norm(gradient), LARGEST_GRADIENT)
-        if may_look(kept) and bool((kept == 1).all()):
+        norm = _norm(gradient)
+        if may_look(norm) and bool(((norm <= LARGEST_GRADIENT) & (factor == 1)).all()):
             return gradient, None
+        gradient = gradient * shrink_factor(safe_norm(gradient, (-2, -1)), LARGEST_GRADIENT)
         # on the sphere only the tangential part passes
         radial = _inner(gradient, result)[:, None, None] / ctx.radius**2
-        return torch.addcmul(gradient * kept, result, kept * radial * -(factor < 1).to(kept.dtype)), None
+        return torch.where(factor < 1, (gradient - result * radial) * factor, gradient), None
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from atlas_memory.ops.call import Call, check_queries, prepare, without_autocast
+from atlas_memory.ops.call import Call, check_recall, prepare, without_autocast
 from atlas_memory.ops.chunks import (
     Chunk,
     Schedule,
@@ -64,7 +64,7 @@ def memorize(
     *,
     state: MemoryState | None = None,
     coefficients: Tensor | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
     check_finite: bool | None = None,
     recompute: bool | None = None,
     monitors: Monitors | None = None,
@@ -88,11 +88,18 @@ def memorize(
         return _run(call, recompute, monitors)
 
 
-def recall(spec: MemorySpec, queries: Tensor, state: MemoryState, *, coefficients: Tensor | None = None) -> Tensor:
+def recall(
+    spec: MemorySpec,
+    queries: Tensor,
+    state: MemoryState,
+    *,
+    coefficients: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> Tensor:
     """Read without writing: every query (B, T, H, key width) at the state after the last token. (B, T, H, V)."""
-    check_queries(spec, queries)
+    check_recall(spec, queries, state, check_finite)
     with without_autocast(queries):
-        call = prepare(spec, *_no_tokens(spec, queries, state), None, state, coefficients, None, None)
+        call = prepare(spec, *_no_tokens(spec, queries, state), None, state, coefficients, None, check_finite)
         queries = queries.to(call.keys.dtype)
         groups, back = _groups(call)
         answers = [_answer(_rows_of(call, group), queries[group]) for group in groups]

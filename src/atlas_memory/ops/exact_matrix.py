@@ -80,20 +80,18 @@ def impulse_chunk(spec: MemorySpec, feature: Feature, keys: Tensor, values: Tens
         return _per_impulse(row_scale, width, -1)[..., None]
 
     weight_scale = weight[..., None] if aligned else shifted(_before(weight[..., None], first=1.0)[..., 0])
-    right = {"targets": values.flatten(-3, -2)}
-    if not spec.kernel:
-        right["weight_keys"] = weight_scale * inputs
-    if crossing is not None:
-        right["momentum_keys"] = shifted(_before(crossing[..., None])[..., 0]) * inputs
-    inverse, *solutions = _UnitSolve.apply(system, *right.values())
-    solved = dict(zip(right, solutions, strict=True))
+    weight_side = None if spec.kernel else weight_scale * inputs
+    momentum_side = None if crossing is None else shifted(_before(crossing[..., None])[..., 0]) * inputs
+    inverse, targets, weight_keys, momentum_keys = _UnitSolve.apply(
+        system, values.flatten(-3, -2), weight_side, momentum_side
+    )
     return ImpulseChunk(
         inputs,
-        solved.get("weight_keys"),
+        weight_keys,
         inverse if spec.kernel else None,
         weight_scale if spec.kernel else None,
-        solved.get("momentum_keys"),
-        solved["targets"],
+        momentum_keys,
+        targets,
         Coefficients(weight, crossing, momentum, writes, gathers),
         gamma,
         limits,
@@ -136,18 +134,21 @@ def _system(kernel: Tensor, earlier: Tensor, scale: Tensor | None, width: int) -
 
 
 class _UnitSolve(torch.autograd.Function):
-    """(I + L)⁻¹ of a strictly lower triangular L, and its products Y with right sides X.
+    """(I + L)⁻¹ of a strictly lower triangular L, and its products Y with right sides X, of which some may be absent.
 
     The gradient of L is −(I + L)⁻ᵀ dY Yᵀ = −dX Yᵀ: one product for each right side, where those of the inverse itself
-    would be two more for each and two of its own.
+    would be two more for each and two of its own. The sides are counted out: compilers lose a variable number of them.
     """
 
     @staticmethod
-    def forward(ctx: Any, lower: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, lower: Tensor, targets: Tensor, weight_keys: Tensor | None, momentum_keys: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
         # only what lies below the diagonal is read
         inverse = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
-        solved = [inverse @ side for side in right]
+        sides = (targets, weight_keys, momentum_keys)
+        solved = [None if side is None else inverse @ side for side in sides]
         ctx.save_for_backward(inverse, *solved)
         ctx.set_materialize_grads(False)
         return inverse, *solved

@@ -84,7 +84,7 @@ def align_entries(spec: MemorySpec, now: FastWeights, missing: Sequence[int]) ->
 
 
 def retract_all(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:
-    """Fast weights and momentum drawn back into their ball; the factors (R, 1, 1) by name."""
+    """Fast weights and momentum drawn back into their ball, in the rows (R, 1, 1) that are due; factors by name."""
     factors: dict[str, Tensor] = {}
     radius = spec.retraction
     assert radius is not None
@@ -92,10 +92,10 @@ def retract_all(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tup
     def back(name: str, x: Tensor) -> Tensor:
         per_entry = name.removeprefix("weights.") in spec.cached_sites
         drawn, factors[name] = (retract_columns if per_entry else retract)(x, radius)
-        if where is True:
+        if isinstance(where, bool):
             return drawn
-        factors[name] = torch.where(torch.as_tensor(where), factors[name], 1)
-        return torch.where(torch.as_tensor(where), drawn, x)
+        factors[name] = torch.where(where, factors[name], 1)
+        return torch.where(where, drawn, x)
 
     weights = {site: back(f"weights.{site}", x) if site in spec.fast else x for site, x in now.weights.items()}
     momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}

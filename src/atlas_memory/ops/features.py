@@ -5,8 +5,9 @@ Shapes: x (..., D), y (..., D) → expand(x) (..., F); kernel(x (..., M, D), y (
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,9 +65,8 @@ class Polynomial:
         self.coefficients = coefficients
         self.degree = coefficients.shape[-1] - 1
         device = coefficients.device
-        factors = [_factor_indices(width, degree) for degree in range(2, self.degree + 1)]
+        factors, counts, scales = (_make_tables if torch.compiler.is_compiling() else _tables)(width, self.degree)
         self.factors = [tuple(torch.tensor(indices, device=device) for indices in pair) for pair in factors]
-        counts, scales = _monomial_counts(width, self.degree), _merge_scales(width, self.degree)
         per_monomial = coefficients.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts))
         self.scales = per_monomial * torch.tensor(scales, dtype=coefficients.dtype, device=device)
 
@@ -140,6 +140,23 @@ def starting_sharpness(spec: MemorySpec) -> float:
 
 def taylor_coefficients(degree: int) -> list[float]:
     return [1 / math.sqrt(math.factorial(i)) for i in range(degree + 1)]
+
+
+class _Tables(NamedTuple):
+    """Of all monomials up to a degree."""
+
+    factors: list[tuple[list[int], list[int]]]  # of the degrees from 2 on
+    counts: list[int]  # of each degree
+    scales: list[float]
+
+
+def _make_tables(width: int, degree: int) -> _Tables:
+    factors = [_factor_indices(width, d) for d in range(2, degree + 1)]
+    return _Tables(factors, _monomial_counts(width, degree), _merge_scales(width, degree))
+
+
+# Kept for the next call, since they are made in Python; compilers do that once anyway, and do not see through this.
+_tables = functools.cache(_make_tables)
 
 
 def _monomial_counts(width: int, degree: int) -> list[int]:

@@ -103,7 +103,9 @@ class Monitors:
         self.weight_norms = {site: safe_norm(x, (-2, -1)).reshape(batch, heads) for site, x in now.weights.items()}
         leaves = [f"weights.{site}" for site in call.spec.fast] + [f"momentum.{site}" for site in now.momentum]
         self.retraction = {leaf: call.keys.new_ones(batch, heads) for leaf in leaves if call.spec.retracts}
-        self.surprise = self.context_surprise = call.keys.new_zeros(call.keys.shape[:3])
+        nothing = call.keys.new_zeros(call.keys.shape[:3])
+        self.surprise = self.context_surprise = nothing
+        self.limiter = dict.fromkeys(call.spec.fast if call.spec.limits_writes else (), nothing)
         if not records:
             return
 

@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 class Factors(NamedTuple):
     """A token's gradient of one layer is δ ⊗ input. Sensitivity: how strongly a change of this layer's output moves the
-    prediction, beyond what `curvature_site` and `curvature_scale` say (see the write limiter)."""
+    prediction, beyond what `curvature` and the layer above say (see the write limiter)."""
 
     inputs: Tensor  # (..., in)
     deltas: Tensor  # (..., out)

@@ -81,7 +81,7 @@ class MuonCoefficients(NamedTuple):
 
 
 def muon_coefficients(
-    gates: Gates, pending: Tensor, update_points: list[int], like: Tensor, columns: int
+    gates: Gates, pending: Tensor, update_points: range, like: Tensor, columns: int
 ) -> MuonCoefficients:
     """`pending` (...): what the chunk before left of its open interval. `update_points`: places in this chunk."""
     tokens, device = like.shape[-2], like.device
@@ -89,8 +89,9 @@ def muon_coefficients(
     weight = anchor_decay(gates.retention, decay, like)
     momentum_decay = decay_matrix(gates.momentum, like)
     # Intervals are numbered; the update point itself closes its own (interval) and starts what follows (group).
-    point = torch.zeros(tokens, dtype=torch.long, device=device)
-    point[update_points] = 1
+    place = torch.arange(tokens, device=device)
+    first, interval_length = update_points.start, update_points.step
+    point = ((place >= first) & ((place - first) % interval_length == 0)).long()
     group = point.cumsum(0)
     interval = group - point
     same_interval = (interval[:, None] == interval).to(like.dtype)
@@ -99,14 +100,14 @@ def muon_coefficients(
     gathered = gathered + torch.where(interval == 0, weight * pending[..., None], 0)
     since = weight
     if update_points:
-        last_point = torch.tensor(update_points, device=device)[(group - 1).clamp_min(0)]
+        last_point = first + interval_length * (group - 1).clamp_min(0)
         at_point = decay.gather(-1, last_point[:, None].expand(*decay.shape[:-1], 1))[..., 0]
         since = torch.where(group == 0, weight, at_point)
     return MuonCoefficients(
         weight,
         anchor_decay(gates.momentum, momentum_decay, like),
         _spread(momentum_decay, gates, None, like, columns),
-        decay[..., update_points] * gathered[..., None, update_points],
+        decay[..., first::interval_length] * gathered[..., None, first::interval_length],
         since,
         torch.where(point == 1, 0, gathered),
     )

@@ -7,12 +7,22 @@ middle of the work. Shapes: B rows, T tokens; x (B, T, ...).
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Lengths = Sequence[int]
+
+
+def whole_numbers(name: str, numbers: Tensor | Sequence[int]) -> list[int]:
+    """As integers of the host; fractions are refused, not cut off."""
+    try:
+        return [operator.index(n) for n in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
+    except TypeError as error:
+        raise ValueError(f"{name}={numbers!r} must hold whole numbers.") from error
 
 
 def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = None) -> Tensor:
@@ -23,8 +33,12 @@ def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = N
     total = x.shape[1]
     if lengths is None:
         lengths = [size] * len(starts)
-    if len(set(starts)) == 1 and set(lengths) == {size} and starts[0] >= 0 and starts[0] + size <= total:
-        return x if size == total else x.narrow(1, starts[0], size)  # a view would cost a copy in the backward pass
+    if len(set(starts)) == 1 and len(set(lengths)) == 1:  # as a rule; indices would have to be sent to the device
+        begin, end = max(starts[0], 0), min(starts[0] + lengths[0], total)
+        if begin < end:
+            kept = x if end - begin == total else x.narrow(1, begin, end - begin)  # a view costs a copy backward
+            before = begin - starts[0]
+            return _padded(kept, before, size - before - (end - begin))
     if size == 0 or total == 0:
         return x.new_zeros(x.shape[0], size, *x.shape[2:])
     places = torch.arange(size)
@@ -37,13 +51,21 @@ def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = N
 
 
 def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
-    """The last lengths[r] ≤ size places of row r before ends[r], right-aligned in (B, size, ...), zeros before."""
-    starts = [end - size for end in ends]
-    taken = take_rows(x, starts, size)
-    if min(lengths) >= size:
-        return taken
+    """The last lengths[r] ≤ size places of row r before ends[r], right-aligned in (B, size, ...), zeros before.
+
+    A copy: a view would keep all of x, and change with it.
+    """
+    if len(set(lengths)) == 1:
+        taken = take_rows(x, [end - lengths[0] for end in ends], lengths[0])
+        return _padded(taken, size - lengths[0], 0) if lengths[0] < size else taken.clone()
+    taken = take_rows(x, [end - size for end in ends], size)
     valid = torch.arange(size) >= size - torch.tensor(lengths)[:, None]
     return torch.where(valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2)), taken, 0)
+
+
+def _padded(x: Tensor, before: int, after: int) -> Tensor:
+    """Zeros before and after the places of x (B, T, ...); x itself where there are none."""
+    return x if before == after == 0 else F.pad(x, (*[0] * (2 * (x.ndim - 2)), before, after))
 
 
 def joined_tail(old: Tensor, new: Tensor, lengths: Lengths, size: int) -> Tensor:
@@ -52,7 +74,7 @@ def joined_tail(old: Tensor, new: Tensor, lengths: Lengths, size: int) -> Tensor
     if all(n == count for n in lengths):  # no need to join all of them
         recent = new[:, max(count - size, 0) :]
         return torch.cat([old[:, old.shape[1] + recent.shape[1] - size :], recent], dim=1)
-    return take_rows(torch.cat([old, new], dim=1), [old.shape[1] + n - size for n in lengths], size)
+    return last_rows(torch.cat([old, new], dim=1), [old.shape[1] + n for n in lengths], size, [size] * len(lengths))
 
 
 class Packing:
@@ -99,7 +121,7 @@ class Packing:
 
 
 def _checked_bounds(cu_seqlens: Tensor | Lengths, batch: int, tokens: int) -> list[int]:
-    bounds = [int(n) for n in (cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)]
+    bounds = whole_numbers("cu_seqlens", cu_seqlens)
     if batch != 1:
         raise ValueError(f"cu_seqlens needs one row that holds all sequences, got a batch of {batch}.")
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in itertools.pairwise(bounds)):
@@ -108,6 +130,8 @@ def _checked_bounds(cu_seqlens: Tensor | Lengths, batch: int, tokens: int) -> li
 
 
 def _checked_mask(mask: Tensor, batch: int, tokens: int) -> tuple[list[int], list[int]]:
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"mask must be a tensor, got {type(mask).__name__}.")
     if tuple(mask.shape) != (batch, tokens):
         raise ValueError(f"mask must have shape (batch, tokens) = ({batch}, {tokens}), got {tuple(mask.shape)}.")
     real = mask.detach().to("cpu") != 0

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.call import Call, prepare
+from atlas_memory.ops.call import Call, prepare, without_autocast
 from atlas_memory.ops.dense import retract
 from atlas_memory.ops.entries import Entries, join_entries, kernel_features, retract_columns, split_entries
 from atlas_memory.ops.fast_weights import FastWeights
@@ -65,12 +65,13 @@ def memorize_reference(
     *,
     state: MemoryState | None = None,
     coefficients: Tensor | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
     check_finite: bool | None = None,
 ) -> tuple[Tensor, MemoryState]:
     """As `memorize`, by the definition."""
-    call = prepare(spec, queries, keys, values, gates, initial, state, coefficients, lengths, check_finite)
-    rows = [_read_row(call, row) for row in range(call.keys.shape[0])]
+    with without_autocast(keys):
+        call = prepare(spec, queries, keys, values, gates, initial, state, coefficients, lengths, check_finite)
+        rows = [_read_row(call, row) for row in range(call.keys.shape[0])]
     return torch.stack([outputs for outputs, _ in rows]), MemoryState.cat([state for _, state in rows])
 
 

@@ -124,7 +124,7 @@ class Muon:
         anchor: FastWeights,
         factors: Mapping[str, Factors],
         coefficients: MuonCoefficients,
-        update_points: list[int],
+        update_points: range,
         steps: int,
         floor: float,
         curvatures: Mapping[str, Tensor | None],
@@ -139,13 +139,13 @@ class Muon:
     def _steps(self, site: str, steps: int, floor: float) -> Tensor:
         """ℓ_u NS(S_u) (R, K, out, in) at every update point u."""
         inputs, deltas, sensitivity = self.factors[site]
-        gathers = self.coefficients.gathers[:, self.points]  # (R, K, N)
-        kept = self.coefficients.momentum[:, self.points, None, None] * self.anchor.momentum[site][:, None]
+        gathers = self._at_points(self.coefficients.gathers)  # (R, K, N)
+        kept = self._at_points(self.coefficients.momentum)[..., None, None] * self.anchor.momentum[site][:, None]
         gathered = kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None]
         step = newton_schulz(gathered, steps, floor)
         if site not in self.curvatures:
             return step
-        size = torch.stack([self.coefficients.updates[:, point, u] for u, point in enumerate(self.points)], dim=1)
+        size = self._at_points(self.coefficients.updates).diagonal(dim1=1, dim2=2)
         weights = gathers if sensitivity is None else gathers * sensitivity.square()[:, None]
         self.limits[site] = step_limit(size, step, gathered, inputs, weights, self.curvatures[site])
         return step * self.limits[site][..., None, None]
@@ -153,15 +153,20 @@ class Muon:
     def token_limits(self) -> dict[str, Tensor]:
         """{site: ℓ (R, C)}: 1 but at update points."""
         every = torch.ones_like(self.coefficients.weight)
-        points = torch.tensor(self.points, device=every.device, dtype=torch.long)
-        return {site: every.index_copy(1, points, limit) for site, limit in self.limits.items()} or dict.fromkeys(
-            self.curvatures, every
-        )
+        first, interval = self.points.start, self.points.step
+        acting = {
+            site: every.slice_scatter(limit, 1, start=first, step=interval) for site, limit in self.limits.items()
+        }
+        return acting or dict.fromkeys(self.curvatures, every)
+
+    def _at_points(self, x: Tensor) -> Tensor:
+        """(R, C, ...) → (R, K, ...)."""
+        return x[:, self.points.start :: self.points.step]
 
     def _weights_at_points(self, site: str) -> Tensor:
         """W_u (R, K, out, in) just after every update point."""
-        decayed = self.coefficients.weight[:, self.points, None, None] * self.anchor.weights[site][:, None]
-        moves = self.coefficients.updates[:, self.points]  # (R, K, K)
+        decayed = self._at_points(self.coefficients.weight)[..., None, None] * self.anchor.weights[site][:, None]
+        moves = self._at_points(self.coefficients.updates)  # (R, K, K)
         return decayed - (moves @ self.steps[site].flatten(2)).view_as(decayed)
 
     def read(self, site: str, x: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ def cap(x: Tensor, limit: float) -> Tensor:
 
     Above it, no product on the way forward or back contains x itself, which may be as large as numbers get.
     """
+    if limit > torch.finfo(x.dtype).max:  # no number of half precision: a quotient with it would be infinite
+        return cap(x.float(), limit).to(x.dtype)
     if _all_below(x, limit / x.shape[-1] ** 0.5):
         return x
     scale = magnitude(x, -1).clamp_min(torch.finfo(x.dtype).tiny)

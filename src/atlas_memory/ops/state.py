@@ -119,7 +119,7 @@ class MemoryState:
         def fitted(cache: Tensor) -> Tensor:
             missing = size - cache.shape[1]
             if missing <= 0:
-                return cache[:, -missing:]
+                return cache[:, -missing:].clone() if missing else cache  # a view would keep all of it
             return torch.cat([cache.new_zeros(cache.shape[0], missing, *cache.shape[2:]), cache], dim=1)
 
         return self.updated({f"cache.{name}": fitted(cache) for name, cache in self.group("cache").items()})
@@ -134,9 +134,17 @@ class MemoryState:
         return MemoryState(first.spec, joined, tuple(n for state in states for n in state.position))
 
     def check(
-        self, spec: MemorySpec, batch: int, device: torch.device, like: Mapping[str, Tensor] | None = None
+        self,
+        spec: MemorySpec,
+        batch: int,
+        device: torch.device,
+        like: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Raise unless this state can go on under `spec` with `batch` rows on `device`, with the widths of `like`."""
+        """Raise unless this state can go on under `spec` with `batch` rows on `device`, with the widths of `like`.
+
+        dtype: what is worked in; a state of more precision is not rounded without being asked to.
+        """
         if self.spec != spec:
             raise ValueError(f"state belongs to another memory; fields differ: {self.spec.differences(spec)}.")
         if self.batch != batch:
@@ -144,6 +152,10 @@ class MemoryState:
         for tensor in self.tensors.values():
             if tensor.device != device:
                 raise ValueError(f"state is on {tensor.device}, the input on {device}; use state.to(...).")
+            if dtype is not None and (
+                not tensor.is_floating_point() or torch.promote_types(tensor.dtype, dtype) != dtype
+            ):
+                raise ValueError(f"state is {tensor.dtype}, but {dtype} is worked in here; use state.to(...).")
         for name, tensor in (like or {}).items():
             have = self.tensors.get(name)
             needed = tensor.shape[1:]
@@ -194,14 +206,18 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
     def zeros(*shape: int) -> Tensor:
         return some.new_zeros(batch, *shape)
 
+    def rows(x: Tensor) -> Tensor:
+        """A copy: parameters are changed in place by those who train them, and states must not change with them."""
+        return x.expand(batch, *x.shape).clone()
+
     tensors: dict[str, Tensor] = {}
     for site in shapes:
         weight = initial[site]
         if spec.retracts and spec.retraction is not None:
             weight, _ = (retract_columns if site in spec.cached_sites else retract)(weight, spec.retraction)
-        tensors[f"weights.{site}"] = weight.expand(batch, *weight.shape)
+        tensors[f"weights.{site}"] = rows(weight)
     if spec.kernel:
-        tensors["pairs"] = initial["pairs"].expand(batch, *initial["pairs"].shape)
+        tensors["pairs"] = rows(initial["pairs"])
     if spec.cached_sites:
         tensors["cache.keys"] = zeros(0, heads, spec.key_width)
         tensors |= {f"cache.{site}": zeros(0, heads, shapes[site][0]) for site in spec.cached_sites}
