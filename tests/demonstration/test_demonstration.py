@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from atlas_memory.cli import app, demonstrating
 from atlas_memory.demonstration import Answered, Question, Scene, Show, scene
-from atlas_memory.demonstration.page import write_page
+from atlas_memory.demonstration.page import END_ONLY, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.models import shipped
 from atlas_memory.tasks.needle import DEPTHS
@@ -26,6 +26,9 @@ from atlas_memory.tasks.samples import up_to_stop
 from atlas_memory.train import DivergedError
 from atlas_memory.train.plot import figure_class
 from tests.tasks.conftest import save_small
+
+NAMES = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes", "end_tokens")
+NUMBERS = dict.fromkeys(NAMES, "1")
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +100,7 @@ def test_needles_lie_at_their_depth() -> None:
 def test_the_page_escapes_what_a_model_says(tmp_path: Path) -> None:
     wrong = Answered(Question("Where is Mary?", "garden"), "<script>", right=False)
     right = wrong._replace(said="garden", right=True)
-    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes")
-    write_page(tmp_path / "index.html", ["A & B."], [(right, wrong)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
+    write_page(tmp_path / "index.html", ["A & B."], [(right, wrong)], {"a.png": "curve"}, NUMBERS)
     page = (tmp_path / "index.html").read_text()
     assert '<td class="right">garden</td><td class="wrong">&lt;script&gt;</td>' in page
     assert "A &amp; B." in page and 'src="a.png"' in page and "$" not in page
@@ -113,9 +115,8 @@ def test_the_page_opens_in_a_browser_with_its_figures(tmp_path: Path) -> None:
     figure.add_subplot().plot([1, 2])
     figure.savefig(tmp_path / "a.png")
     answer = Answered(Question("Where is Mary?", "garden"), "garden", right=True)
-    names = ("length", "parameters", "own_tokens", "seconds", "speed", "state_bytes")
     page = tmp_path / "index.html"
-    write_page(page, ["A fact."], [(answer, answer)], {"a.png": "curve"}, dict.fromkeys(names, "1"))
+    write_page(page, ["A fact."], [(answer, answer)], {"a.png": "curve"}, NUMBERS)
     seen = "document.title = [...document.images].map(i => i.naturalWidth > 0) + ' ' + answers.rows.length"
     page.write_text(page.read_text() + f"<script>onload = () => {{ {seen} }}</script>")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
@@ -129,7 +130,10 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "Where is" in result.output
-    assert {file.name for file in out.iterdir()} >= {"index.html", "needle.json", "needle.png", "accuracy.png"}
+    assert {file.name for file in out.iterdir()} == {"index.html", "needle.json", "needle.png"}
+    page = (out / "index.html").read_text()
+    assert "accuracy.png" not in page and END_ONLY in page
+    assert "same model" in result.output and "without" not in result.output
     (out / "needle.json.work").mkdir()  # of a demo with another book that was stopped
     (out / "needle.json.work" / "finished.json").write_text('{"settings": {}, "finished": []}')
     result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
@@ -138,6 +142,17 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert result.exit_code == 2 and "must be one length" in result.output
     result = CliRunner().invoke(app, ["demo", "--model", "absent", "--tokens", "1k", "--out", str(out)])
     assert result.exit_code == 2 and "model='absent' has no config.json" in result.output
+
+
+def test_curves_are_shown_of_the_model_they_were_measured_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstrating, "NEEDLE_LENGTHS", (0,))
+    monkeypatch.setattr(demonstrating, "NEEDLE_SAMPLES", 1)
+    assert "accuracy.png" in demonstrating._figures(shipped.model_folder("shipped"), tmp_path, "builtin")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert "accuracy.png" not in demonstrating._figures(model, tmp_path, "builtin")
+    assert not (tmp_path / "accuracy.png").exists()
 
 
 def test_what_a_model_says_is_no_markup() -> None:

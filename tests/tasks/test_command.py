@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from atlas_memory.cli import app
-from atlas_memory.tasks import lm
+from atlas_memory.cli import app, long_contexts
+from atlas_memory.tasks import lm, mad
+from atlas_memory.tasks.evaluation import Request
+from atlas_memory.tasks.results import Report
 from tests.tasks.conftest import save_small
 
 
@@ -58,6 +60,7 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
         (["niah", "--tasks", "single_1,singel_2"], "error: task='singel_2' is not a choice"),
         (["niah", "--depths", "0,50"], "error: depth=50.0 must lie between 0"),
         (["mqar", "--scale", "huge"], "error: scale='huge' is not a choice"),
+        (["mqar", "--seed", "-1"], "error: seed=-1 must be a whole number of at least 0"),
         (["mad", "--tasks", "sorting"], "error: task='sorting' is not a choice"),
     ):
         code, _, stderr = run("eval", *arguments, "--model", byte_model, "--out", out)
@@ -65,6 +68,42 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
     code, _, stderr = run("eval", "mad", "--model", byte_model, "--out", out.with_suffix(".png"))
     assert code == 2 and "is where the figure goes" in stderr
     assert list(tmp_path.iterdir()) == []
+    out.with_suffix(".png").mkdir()
+    code, _, stderr = run("eval", "babilong", "--model", byte_model, "--out", out)
+    assert code == 2 and "out.png', which is a folder; choose another name" in stderr
+    assert not out.exists()
+
+
+def test_a_model_for_one_task_is_told_so_before_any_work(tmp_path: Path) -> None:
+    model = save_small(tmp_path / "model", 20)
+    code, _, stderr = run("eval", "mad", "--model", model, "--out", tmp_path / "mad.json")
+    fitting = [task for task in mad.SCORED if mad.SCALES["small"][task].vocabulary <= 20]
+    assert code == 2 and "error: model has vocab_size=20, but " in stderr
+    assert f"give what it was trained for, of --tasks {','.join(fitting)}." in stderr and fitting
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_cell_asked_for_twice_is_one(byte_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    common = ("--model", byte_model, "--samples", "1", "--lengths", "300,300", "--out", out)
+    for arguments in (("babilong", "--tasks", "qa1,qa1"), ("niah", "--tasks", "single_1", "--depths", "0,0.0")):
+        assert run("eval", *arguments, *common)[0] == 0
+        assert len(json.loads(out.read_text())["results"]) == 1
+
+
+def test_what_is_finished_is_not_repeated(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    command = ("eval", "babilong", "--model", byte_model, "--samples", "2", "--lengths", "0k", "--out", out)
+    asked, evaluate = [], long_contexts.evaluate
+
+    def watched(request: Request) -> Report:
+        asked.append(request)
+        return evaluate(request)
+
+    monkeypatch.setattr(long_contexts, "evaluate", watched)
+    notes = [run(*command, *more)[2] for more in ((), (), ("--again",), ("--batch", "1"), ("--batch", "1"))]
+    assert len(asked) == 3
+    assert [f"{out} has these results already; --again" in note for note in notes] == [False, True, False, False, True]
 
 
 def test_perplexities_as_json(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,15 +14,20 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedTokenizerBase
 
-from atlas_memory.data.tokenizers import Encoder, byte_tokenizer
-from atlas_memory.models import AtlasCache, AtlasForCausalLM
+from atlas_memory.data.tokenizers import Encoder, beginning, byte_tokenizer, load_tokenizer
+from atlas_memory.models import AtlasCache, AtlasForCausalLM, AtlasModel
+from atlas_memory.models.saved import load_any, load_saved
 from atlas_memory.ops import MemoryState
 from atlas_memory.tasks import evaluation, mqar
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.solver import Solver
-from atlas_memory.tasks.evaluation import Request, evaluate
-from atlas_memory.tasks.reading import StreamReader, TokenRow
+from atlas_memory.tasks.evaluation import Request, evaluate, finished_report
+from atlas_memory.tasks.reading import StreamReader, TokenRow, make_reader
+from atlas_memory.tasks.samples import Cell
 from atlas_memory.tasks.work import Finished, WorkFolder
 from tests.tasks.conftest import save_small, without_times
 
@@ -52,6 +58,9 @@ class Oracle:
                     continue  # background
             said.append(f" {solver.answer(question.rstrip('.')).text}.")
         return said
+
+    def check(self, row: TokenRow, new_tokens: int) -> None:
+        """It takes any length."""
 
 
 def test_who_reads_everything_has_everything_right(
@@ -100,6 +109,27 @@ def test_half_precision_is_for_reading_and_not_for_memories(
     assert read == {False: {torch.float32}, True: {torch.float32}}
 
 
+def test_only_whole_steps_are_read_in_half_precision(byte_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged ones have ever new shapes, and on a CPU each in bfloat16 would keep memory."""
+    read: set[tuple[bool, bool]] = set()  # whether a step was whole, and autocast on
+    forward = AtlasModel.forward
+
+    def watched(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Any:
+        if others.get("only_cache"):
+            read.add((attention_mask is None and input_ids.shape[1] == 50, torch.is_autocast_enabled("cpu")))
+        return forward(self, input_ids=input_ids, attention_mask=attention_mask, **others)
+
+    monkeypatch.setattr(AtlasModel, "forward", watched)
+    reader, encoder = StreamReader(load_saved(byte_model), TOKENIZER, step=50), Encoder(TOKENIZER)
+    (cell,) = stream.cells([100], 2, tasks=["qa2"])
+    assert cell.sample is not None
+    for numbers in ((0, 1), (0,)):  # side by side: masked; alone: only shorter
+        rows = [TokenRow(cell.sample(number), encoder) for number in numbers]
+        with torch.autocast("cpu", torch.bfloat16):
+            reader.answers(rows, 2, None, lambda *_: None)
+    assert read == {(True, True), (False, False)}
+
+
 def test_rows_side_by_side_are_rows_alone(byte_model: Path) -> None:
     """Of different lengths, with steps that end anywhere."""
     model = AtlasForCausalLM.from_pretrained(byte_model).double().eval()
@@ -120,12 +150,64 @@ def test_rows_side_by_side_are_rows_alone(byte_model: Path) -> None:
     assert reader._before_end([65, 256, 66]) == [65]
 
 
-def test_models_of_others(other_model: Path, tmp_path: Path) -> None:
+def test_models_of_others(other_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = evaluate(request(other_model, tmp_path / "out.json", settings={}), progress=False)
     assert len(report.results) == 4
-    long = stream.cells([600], 1, tasks=["qa1"])
-    with pytest.raises(ValueError, match="takes 2048 tokens, but this text has"):
-        evaluate(request(other_model, tmp_path / "long.json", cells=long), progress=False)
+    monkeypatch.setattr(GenerationMixin, "generate", lambda *_, **__: pytest.fail("work was begun"))
+    texts = stream.cells([0, 600], 1, tasks=["qa1"])
+    with pytest.raises(ValueError, match="takes 2048 tokens, but there is a text of at least 2"):
+        evaluate(request(other_model, tmp_path / "long.json", cells=texts), progress=False)
+    tokens = [Cell("copying", length, 1, examples=lambda: pytest.fail("work was begun")) for length in (64, 2049)]
+    with pytest.raises(ValueError, match="GPT2LMHeadModel takes 2048 tokens, but copying has 2049"):
+        evaluate(request(other_model, tmp_path / "long.json", cells=tokens), progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def with_beginning() -> PreTrainedTokenizerBase:
+    """Bytes, but every text is put between two tokens."""
+    tokenizer = byte_tokenizer()
+    around = TemplateProcessing(single="<|pad|> $A <|end|>", special_tokens=[("<|end|>", 256), ("<|pad|>", 257)])
+    tokenizer.backend_tokenizer.post_processor = around
+    return tokenizer
+
+
+def test_models_of_others_are_given_the_token_that_begins_a_text(
+    other_model: Path, byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours have never seen it."""
+    read: list[list[int]] = []
+
+    def generate(self: Any, ids: Tensor, **_: Any) -> Tensor:
+        read.append(ids[0].tolist())
+        return ids
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    (cell,) = stream.cells([0], 1, tasks=["qa1"])
+    assert cell.sample is not None
+    for source, tokens in ((other_model, [257]), (byte_model, [])):
+        tokenizer = with_beginning()
+        folder = Path(shutil.copytree(source, tmp_path / source.name))
+        tokenizer.save_pretrained(folder)
+        row = TokenRow(cell.sample(0), Encoder(load_tokenizer(folder)))
+        make_reader(load_any(folder), load_tokenizer(folder), step=50).answers([row], 1, None, lambda *_: None)
+        text = list("".join(cell.sample(0).pieces()).encode())
+        assert tokenizer.encode("".join(cell.sample(0).pieces())) == [257, *text, 256]
+        assert read == ([[*tokens, *text]] if tokens else [])
+        read.clear()
+
+
+def test_what_a_tokenizer_puts_before_a_text() -> None:
+    assert beginning(TOKENIZER) == [] and beginning(with_beginning()) == [257]
+
+
+def test_float32_is_float32_whatever_was_saved(other_model: Path, byte_model: Path, tmp_path: Path) -> None:
+    for source in (other_model, byte_model):
+        load_any(source).bfloat16().save_pretrained(tmp_path / source.name)
+        assert json.loads((tmp_path / source.name / "config.json").read_text())["dtype"] == "bfloat16"
+        assert {weight.dtype for weight in load_any(tmp_path / source.name).parameters()} == {torch.float32}
+    assert load_saved(tmp_path / byte_model.name).dtype == torch.float32
+    with pytest.raises(ValueError, match="is a GPT2LMHeadModel; it must be a model of this library"):
+        load_saved(other_model)
 
 
 def test_token_ids(tmp_path: Path) -> None:
@@ -135,8 +217,17 @@ def test_token_ids(tmp_path: Path) -> None:
     assert [result.details for result in report.results] == [{"pairs": 4}, {"pairs": 8}, {"pairs": 16}]
     assert all(result.samples == 10 and result.tokens == 64 for result in report.results)
     public = mqar.cells([64], samples=2, scale="public")
-    with pytest.raises(ValueError, match="model has vocab_size=256, but mqar needs"):
-        evaluate(Request("mqar", model, public, tmp_path / "out2.json", {}), progress=False)
+    with pytest.raises(
+        ValueError, match=r"model has vocab_size=256, but mqar needs 8192; was it trained for this scale"
+    ):
+        evaluate(Request("mqar", model, [*cells, *public], tmp_path / "out2.json", {}), progress=False)
+    assert not (tmp_path / "out2.json.work").exists()
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer(tmp_path: Path) -> None:
+    model = save_small(tmp_path / "model", 256)
+    with pytest.raises(ValueError, match="vocab_size=256, but its tokenizer needs 258; was it trained with this tok"):
+        evaluate(request(model, tmp_path / "out.json"), progress=False)
 
 
 KILLED = """
@@ -230,11 +321,48 @@ def test_work_with_other_files_is_not_taken(byte_model: Path, tmp_path: Path, na
         evaluate(asked, progress=False)
 
 
-def test_what_is_compared_is_not_in_the_report(byte_model: Path, tmp_path: Path) -> None:
-    settings = {"facts": "simulator", "background": "builtin"}
-    report = evaluate(request(byte_model, tmp_path / "out.json", settings=settings), progress=False)
-    assert report.settings == settings
+def test_what_is_compared_is_in_the_report(byte_model: Path, tmp_path: Path) -> None:
+    asked = request(byte_model, tmp_path / "out.json", settings={"facts": "simulator", "background": "builtin"})
+    report = evaluate(asked, progress=False)
+    compared = asked.all_settings()
+    assert report.settings.keys() == compared.keys() - {"evaluation", "model"}
+    assert {"model_digest", "facts_digest", "background_digest", "batch", "precision"} < report.settings.keys()
+    assert {"evaluation": report.name, "model": report.model, **report.settings} == compared
     assert set(json.loads((tmp_path / "out.json").read_text())) == {"model", "evaluation", "settings", "results"}
+
+
+def test_a_finished_report_is_of_the_same_request(tmp_path: Path) -> None:
+    out, model = tmp_path / "out.json", save_small(tmp_path / "model", 320)
+    asked = request(model, out)
+    assert finished_report(asked) is None
+    report = evaluate(asked, progress=False)
+    assert finished_report(asked) == report
+    for fields in ({"batch": 2}, {"precision": "bfloat16"}, {"name": "niah"}, {"settings": {"seed": 1}}):
+        assert finished_report(request(model, out, **fields)) is None
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(content + b" ")
+    assert finished_report(asked) is None
+    (model / "model.safetensors").write_bytes(content)
+    for text in ("nothing", "[]"):
+        out.write_text(text)
+        assert finished_report(asked) is None
+
+
+def test_progress_is_never_more_than_all(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts alone are longer than 0K."""
+    bars: list[evaluation._Bar] = []
+    advance = evaluation._Bar.advance
+
+    def watched(bar: evaluation._Bar, *arguments: Any) -> None:
+        advance(bar, *arguments)
+        bars.append(bar)
+        (task,) = bar.shown.tasks
+        assert task.total is not None and task.completed <= task.total
+
+    monkeypatch.setattr(evaluation._Bar, "advance", watched)
+    cells = stream.cells([0], 3, tasks=["qa1"])
+    (result,) = evaluate(request(byte_model, tmp_path / "out.json", cells=cells), progress=False).results
+    assert bars[-1].shown.tasks[0].total == pytest.approx(3 * result.gpt2_tokens)
 
 
 def test_a_refusal_is_short(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,10 @@ from atlas_memory.tasks.mad import (
 from tests.tasks.conftest import save_small
 
 
-def rows(task: str, examples: int = 40) -> list[tuple[list[int], list[int]]]:
-    inputs, targets = generate(task, PUBLIC[task], examples, seed=0)
+def rows(task: str, split: str = "test", examples: int = 40) -> list[tuple[list[int], list[int]]]:
+    inputs, targets = generate(task, PUBLIC[task], examples, seed=0, split=split)
     assert inputs.shape == targets.shape == (examples, PUBLIC[task].length)
-    assert int(inputs.min()) >= 0 and int(max(inputs.max(), targets.max())) < PUBLIC[task].tokens
+    assert int(inputs.min()) >= 0 and int(max(inputs.max(), targets.max())) < PUBLIC[task].vocabulary
     return list(zip(inputs.tolist(), targets.tolist(), strict=True))
 
 
@@ -40,10 +41,19 @@ def test_public_settings() -> None:
     assert sizes == {
         "in_context_recall": (16, 128, 12_800),
         "fuzzy_recall": (16, 128, 12_800),
-        "noisy_recall": (16, 128, 12_800),
+        "noisy_recall": (32, 128, 12_800),
         "selective_copying": (16, 256, 12_800),
         "compression": (16, 32, 12_800),
         "memorization": (256, 32, 256),
+    }
+    plain = {task: setting.plain for task, setting in PUBLIC.items()}
+    assert plain == {
+        "in_context_recall": 16,
+        "fuzzy_recall": 15,
+        "noisy_recall": 16,
+        "selective_copying": 14,
+        "compression": 15,
+        "memorization": 255,
     }
     assert PUBLIC["fuzzy_recall"].motif == 3 and PUBLIC["noisy_recall"].noise == 0.2
     assert PUBLIC["selective_copying"].copied == 16
@@ -51,57 +61,79 @@ def test_public_settings() -> None:
 
 @pytest.mark.parametrize("task", ["in_context_recall", "noisy_recall"])
 def test_recall(task: str) -> None:
-    """A target is the value its key had before; every key that comes again has one."""
+    """A target is the value its key had before; every key that comes again has one, and the last key does."""
     noisy = 0
     for inputs, targets in rows(task):
         known: dict[int, int] = {}
-        place = 0
-        while place < len(inputs):
-            key = inputs[place]
+        for place in range(0, len(inputs), 2):  # noise takes the place of pairs
+            key, value = inputs[place : place + 2]
             if key >= 16:
-                noisy += 1
-                assert targets[place] == IGNORED
-                place += 1
+                noisy += 2
+                assert value >= 16 and targets[place : place + 2] == [IGNORED] * 2
                 continue
-            assert key < 8 <= inputs[place + 1] < 16
-            assert targets[place] == known.get(key, IGNORED) and targets[place + 1] == IGNORED
-            known[key] = inputs[place + 1]
-            place += 2
-    assert noisy / (40 * 128) == pytest.approx(PUBLIC[task].noise, abs=0.01)
+            assert key < 8 <= value < 16
+            assert targets[place : place + 2] == [known.get(key, IGNORED), IGNORED]
+            known[key] = value
+        assert targets[-2] == inputs[-1]
+    assert noisy / (40 * 128) == pytest.approx(PUBLIC[task].noise, abs=0.02)
+
+
+@pytest.mark.parametrize("task", ["in_context_recall", "noisy_recall", "fuzzy_recall"])
+def test_recall_is_trained_on_every_next_token(task: str) -> None:
+    for inputs, targets in rows(task, "train"):
+        assert targets[:-1] == inputs[1:]
+        # Of fuzzy recall alone a token more than is read is made: the end of the last value.
+        assert (targets[-1] == IGNORED) == (task != "fuzzy_recall")
+
+
+def fuzzy_pairs(inputs: list[int], last: int) -> tuple[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """The padding before, and the pairs: keys are of the first seven tokens, values of the eight after them."""
+    tokens = [*inputs, last]
+    padding = tokens.count(15)
+    assert tokens[:padding] == [15] * padding
+    motifs = [tuple(run) for _, run in itertools.groupby(tokens[padding:], key=lambda token: token >= 7)]
+    return padding, list(zip(motifs[::2], motifs[1::2], strict=True))
 
 
 def test_fuzzy_recall() -> None:
     """What is asked is the value of a key that stood further left, all of it; of a new key nothing is asked."""
-    lengths, asked = set(), 0
-    for inputs, targets in rows("fuzzy_recall"):
-        # Keys are of the first half of the vocabulary, values of the second: each run of either is one word.
-        words = [tuple(run) for _, run in itertools.groupby(inputs, key=lambda token: token >= 8)]
+    keys, values = set(), set()
+    for inputs, targets in rows("fuzzy_recall", examples=200):
+        place, pairs = fuzzy_pairs(inputs, targets[-1])
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        place = 0
-        for key, value in list(zip(words[::2], words[1::2], strict=False))[:-1]:  # the last may be cut
-            end = place + len(key) + len(value)
-            assert all(token < 8 for token in key) and value == known.get(key, value)
-            # The token before each token of the value asks for it.
-            expected = [*value] if key in known else [IGNORED] * len(value)
-            assert targets[place:end] == [IGNORED] * (len(key) - 1) + expected + [IGNORED]
-            asked += key in known
+        expected = [IGNORED] * place
+        for key, value in pairs:
+            assert value == known.get(key, value)
+            expected += [IGNORED] * len(key) + ([*value] if key in known else [IGNORED] * len(value))
+            seen = key in known
             known[key] = value
-            lengths |= {len(key), len(value)}
-            place = end
-        assert len(inputs) - place <= 4 * 3  # two pairs at most were left out
-    assert lengths == {1, 2, 3} and asked > 40
+        assert seen and targets == expected[1:]  # the last one is asked for; the token before each asks
+        assert place <= 2 * 3 + 1
+        keys |= set(known)
+        values |= set(known.values())
+    assert keys == set(itertools.permutations(range(7), 3))
+    assert {len(value) for value in values} == {1, 2, 3} and all(len(set(value)) == len(value) for value in values)
+
+
+def test_fuzzy_recall_is_trained_with_keys_of_all_lengths() -> None:
+    lengths = Counter(
+        len(key)
+        for inputs, targets in rows("fuzzy_recall", "train", 200)
+        for key, _ in fuzzy_pairs(inputs, targets[-1])[1]
+    )
+    assert all(lengths[length] / lengths.total() == pytest.approx(1 / 3, abs=0.03) for length in (1, 2, 3))
 
 
 def test_selective_copying() -> None:
     for inputs, targets in rows("selective_copying"):
-        tokens = [token for token in inputs if token < 16]
-        assert len(tokens) == 16 and targets[-16:] == tokens and inputs[-16:] == [17] * 16
-        assert set(targets[:-16]) == {IGNORED}
+        tokens = [token for token in inputs if token < 14]
+        assert len(tokens) == 16 and targets[-16:] == tokens and inputs[-17:] == [15] + [14] * 16
+        assert set(targets[:-16]) == {IGNORED} and inputs.count(15) == 1
 
 
 def test_compression() -> None:
     for inputs, targets in rows("compression"):
-        assert inputs[-1] == 16 and targets[-1] == IGNORED and inputs[:-1] == targets[:-1]
+        assert inputs[-1] == 15 > max(inputs[:-1]) and inputs == targets
 
 
 def test_compression_is_scored_by_the_decoder_beside_the_model(tmp_path: Path) -> None:
@@ -115,7 +147,7 @@ def test_compression_is_scored_by_the_decoder_beside_the_model(tmp_path: Path) -
         decoder.layers[2].bias.copy_(torch.eye(16)[3])
     decoder.save(model)
     (result,) = evaluate(request, progress=False).results
-    targets = generate("compression", SCALES["small"]["compression"], 20, seed=0).targets[:, :-1]
+    targets = generate("compression", SCALES["small"]["compression"], 20, seed=0).targets
     assert result.accuracy == pytest.approx(float((targets == 3).float().mean()))
 
 
@@ -134,13 +166,12 @@ def test_a_decoder_keeps_its_sizes(tmp_path: Path) -> None:
 
 def test_memorization_has_one_dictionary() -> None:
     dictionary: dict[int, int] = {}
-    for inputs, targets in rows("memorization") + rows("memorization"):
+    for inputs, targets in rows("memorization") + rows("memorization", "train", 256):
         for place in range(0, 32, 2):
-            assert inputs[place + 1] == 256 and targets[place] == IGNORED
+            assert inputs[place + 1] == 255 and targets[place] == IGNORED
             assert dictionary.setdefault(inputs[place], targets[place + 1]) == targets[place + 1]
-    learned = training("memorization", "public")
-    pairs = zip(learned.inputs[:, ::2].flatten().tolist(), learned.targets[:, 1::2].flatten().tolist(), strict=True)
-    assert all(dictionary.get(key, value) == value for key, value in pairs)
+    assert sorted(dictionary) == list(range(127))
+    assert len(set(dictionary.values())) == 127 and set(dictionary.values()) < set(range(127, 255))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -155,7 +186,12 @@ def test_seeds_and_splits(task: str) -> None:
 
 def test_cells_and_errors() -> None:
     assert [cell.task for cell in cells()] == list(SCORED)
+    assert [cell.vocabulary for cell in cells(tasks=TASKS)] == [16, 16, 32, 16, 16, 256]
     with pytest.raises(ValueError, match="task='sorting' is not a choice; allowed: in_context_recall"):
         cells(tasks=["sorting"])
     with pytest.raises(ValueError, match="examples=0 must be a whole number"):
         generate("memorization", Setting(), 0, 0)
+    with pytest.raises(ValueError, match="length=3 must be an even number of at least 4"):
+        generate("in_context_recall", Setting(length=3), 1, 0)
+    with pytest.raises(ValueError, match="length=17 must be at least 18 with motif=3"):
+        generate("fuzzy_recall", Setting(length=17, motif=3, marks=1), 1, 0)

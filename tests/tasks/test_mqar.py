@@ -55,9 +55,12 @@ def test_seeds_and_splits() -> None:
 def test_cells_and_errors() -> None:
     made = cells([64], samples=5)
     assert (made[0].length, made[0].samples, made[0].details) == (64, 5, {"pairs": 4}) and len(made) == 3
+    assert {cell.vocabulary for cell in made} == {256}
     assert made[0].examples is not None and made[0].examples() is made[0].examples()  # made once
     with pytest.raises(ValueError, match="lengths: 100 is not in scale='small'; accepted: 64, 128"):
         cells([100])
+    with pytest.raises(ValueError, match="seed=-1 must be a whole number of at least 0"):
+        cells(seed=-1)
     with pytest.raises(ValueError, match="scale='huge' is not a choice; allowed: public, small"):
         cells(scale="huge")
     with pytest.raises(ValueError, match="at least four times the pairs"):

@@ -32,12 +32,24 @@ def test_the_table_has_means_and_fits_a_terminal() -> None:
     assert "…" not in text and text.count("mean") == 2 and "55.0%" in text and "4K" in text
 
 
+@pytest.mark.parametrize(
+    ("task", "length", "details"), [("single_3", 10**7, {"depth": 0.25}), ("in_context_recall", 128, {})]
+)
+def test_every_row_says_of_which_task_it_is_and_how_sure(task: str, length: int, details: dict[str, Any]) -> None:
+    result = Result(task, length, 1000, 1.0, 0.9962, 1.0, 123_456.0, 1234.5, length, length, details)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Report("niah", "folder/model", {}, [result]).table())
+    text = console.export_text()
+    assert f" {task} " in text and "…" not in text
+    assert "99.6–100.0%" in text and f"{length:,}" in text and "1,234 MB" in text
+
+
 @pytest.mark.parametrize("details", [{}, {"depth": 0.5}, {"depth": 0.5, "pairs": 4}])
 def test_means_stand_below_what_they_are_of(details: dict[str, Any]) -> None:
     columns = {str(column.header): list(column.cells) for column in report(details).table().columns}
     assert columns["task"][-2:] == ["mean", "mean"] and columns["length"][-2:] == ["0K", "4K"]
     assert columns["accuracy"] == ["20.0%", "40.0%", "80.0%", "70.0%", "50.0%", "55.0%"]
-    assert all(columns[name][-2:] == ["", ""] for name in (*details, "samples", "low"))
+    assert all(columns[name][-2:] == ["", ""] for name in (*details, "samples", "low–high"))
 
 
 def test_a_title_is_no_markup() -> None:

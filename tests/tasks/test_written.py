@@ -61,6 +61,16 @@ def test_the_command_writes_passages_and_shows_the_strongest(byte_model: Path, t
     assert list(all_sentences([text]))[:2] == out.read_text().splitlines()[0].replace("]. S", "].|S").split("|")
 
 
+def test_no_empty_file_is_left(byte_model: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "book.txt", tmp_path / "out.txt"
+    text.write_text("A sentence that is long enough to be kept in a background.")
+    arguments = ["writes", str(text), "--model", str(byte_model), "--above", "1e6", "--quiet"]
+    assert "0 sentences" in CliRunner().invoke(app, arguments).stdout
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert result.exit_code == 2 and not out.exists()
+    assert f"error: out={str(out)!r} would be empty" in result.stderr and "the model wrote nothing" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.demonstration import Answered, Scene, Show
-from atlas_memory.demonstration.page import write_page
+from atlas_memory.demonstration.page import END_ONLY, WHOLE_TEXT, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.demonstration.show import Reading
 from atlas_memory.files import check_output_folder
@@ -59,12 +59,12 @@ def demo(
         scene = Scene(length, book, seed)
         folder = _trained(out) if train else model_folder(model or DEFAULT)
         ours, reading = _read(scene, folder)
-        theirs = _without_memory(scene, folder)
-        answers = list(zip(ours.ask(scene.questions), theirs.ask(scene.questions), strict=True))
+        end_only, end = _read_end(scene, folder)
+        answers = list(zip(ours.ask(scene.questions), end_only.ask(scene.questions), strict=True))
         console.print(_table(answers))
         out.mkdir(parents=True, exist_ok=True)
         drawn = _figures(folder, out, book)
-        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading))
+        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading, end))
     except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
     console.print(f"Open {out / PAGE} to see it again.", markup=False)
@@ -77,7 +77,7 @@ def _one_length(tokens: str) -> int:
     return length
 
 
-def _numbers(length: int, show: Show, reading: Reading) -> dict[str, str]:
+def _numbers(length: int, show: Show, reading: Reading, end: Reading) -> dict[str, str]:
     """As the page names them."""
     return {
         "length": f"{length:,}",
@@ -86,6 +86,7 @@ def _numbers(length: int, show: Show, reading: Reading) -> dict[str, str]:
         "seconds": f"{reading.seconds:,.0f}",
         "speed": f"{reading.tokens / reading.seconds:,.0f}",
         "state_bytes": f"{reading.state_bytes:,}",
+        "end_tokens": f"{end.tokens:,}",
     }
 
 
@@ -119,19 +120,19 @@ def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
     return show, reading
 
 
-def _without_memory(scene: Scene, folder: Path) -> Show:
-    """The same model, but it sees only as much of the end of the text as its attention can."""
+def _read_end(scene: Scene, folder: Path) -> tuple[Show, Reading]:
+    """The same model with an empty memory, before only as much of the end of the text as its attention can see."""
     show = Show(folder)
     config = show.model.config
-    for _ in show.read(scene, last=round(characters_of(config.sliding_window * config.num_hidden_layers))):
-        pass
-    return show
+    last = round(characters_of(config.sliding_window * config.num_hidden_layers))
+    *_, reading = show.read(scene, last)
+    return show, reading
 
 
 def _table(answers: list[tuple[Answered, Answered]]) -> Table:
-    table = Table("question", "truth", "with memory", "without")
-    for ours, theirs in answers:
-        said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, theirs)]
+    table = Table("question", "truth", WHOLE_TEXT, END_ONLY)
+    for ours, end_only in answers:
+        said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, end_only)]
         table.add_row(escape(ours.question.text), escape(ours.question.answer), *said)
     return table
 
@@ -141,7 +142,8 @@ def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     drawn = {}
     files = sorted(results_folder().glob("*.json"))
     reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
-    if reports:
+    (out / CURVES).unlink(missing_ok=True)  # of an earlier demo, which may have been of another model
+    if reports and folder.resolve() in {model_folder(name).resolve() for name in SHIPPED}:
         figures.compare(reports, out / CURVES)
         drawn[CURVES] = "BABILong, accuracy of the shipped model against length (docs/results.md)"
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)

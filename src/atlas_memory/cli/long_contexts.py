@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate
+from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate, finished_report, load_report
 from atlas_memory.tasks.lengths import parse_counts
 from atlas_memory.tasks.merging import merge
 from atlas_memory.tasks.results import Report
@@ -34,6 +34,7 @@ Seed = Annotated[int, typer.Option(help="The same seed gives every model the sam
 Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 characters), such as 0k,4k,128k,1M,10M.")]
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(mqar.SCALES)}.")]
 SamplesOrAll = Annotated[int | None, typer.Option(help="Samples of each setting; as many as the scale says if absent.")]
+Again = Annotated[bool, typer.Option("--again", help="Evaluate also if OUT has the results of this command already.")]
 Paths = "a folder, a glob or a list with commas"
 FIGURE = ".png"
 
@@ -51,6 +52,7 @@ def babilong(
     facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = SIMULATOR,
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
     first: Annotated[int, typer.Option(help="Number of the first sample, to share the samples among machines.")] = 0,
+    again: Again = False,
 ) -> None:
     """BABILong: facts scattered over a long text, a question at its end. Goes on where it was stopped.
 
@@ -64,7 +66,7 @@ def babilong(
     def cells() -> list[Cell]:
         return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background, first)
 
-    _run("babilong", model, out, batch, precision, settings, cells)
+    _run("babilong", model, out, batch, precision, settings, cells, again)
 
 
 @evaluations.command()
@@ -81,6 +83,7 @@ def niah(
     depths: Annotated[
         str, typer.Option(help="Where the needle is: 0 the start of the text, 1 its end.")
     ] = "0,0.25,0.5,0.75,1",
+    again: Again = False,
 ) -> None:
     """RULER's single needles in a haystack, depth by length. Goes on where it was stopped.
 
@@ -90,10 +93,10 @@ def niah(
     settings |= {"background": background, "depths": depths}
 
     def cells() -> list[Cell]:
-        chosen = [_number("depths", depth) for depth in _names(depths)]
+        chosen = tuple(dict.fromkeys(_number("depths", depth) for depth in _names(depths)))
         return needle.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), background, chosen)
 
-    _run("niah", model, out, batch, precision, settings, cells)
+    _run("niah", model, out, batch, precision, settings, cells, again)
 
 
 @evaluations.command("mqar")
@@ -106,6 +109,7 @@ def recall(
     precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     scale: Scale = "small",
+    again: Again = False,
 ) -> None:
     """Multi-query associative recall, on a model trained for it (token ids, no tokenizer).
 
@@ -116,7 +120,7 @@ def recall(
     def cells() -> list[Cell]:
         return mqar.cells(None if lengths is None else parse_counts("lengths", lengths), samples, seed, scale)
 
-    _run("mqar", model, out, batch, precision, settings, cells)
+    _run("mqar", model, out, batch, precision, settings, cells, again)
 
 
 @evaluations.command("mad")
@@ -129,13 +133,18 @@ def skills(
     precision: Precision = PRECISIONS[0],
     seed: Seed = 0,
     scale: Scale = "small",
+    again: Again = False,
 ) -> None:
     """MAD's tasks, on a model trained for them (token ids, no tokenizer).
 
     Example: atlas-memory eval mad --model my-mad-model --tasks in_context_recall --out mad.json
     """
     settings = {"tasks": tasks, "samples": samples, "seed": seed, "scale": scale}
-    _run("mad", model, out, batch, precision, settings, lambda: mad.cells(samples, seed, _names(tasks), scale))
+
+    def cells() -> list[Cell]:
+        return mad.cells(samples, seed, _names(tasks), scale)
+
+    _run("mad", model, out, batch, precision, settings, cells, again)
 
 
 @evaluations.command("merge")
@@ -148,22 +157,16 @@ def merge_reports(
     """
     try:
         _check_out(out)
-        report = merge([_load(file) for file in files])
+        report = merge([load_report(file) for file in files])
         write_json(out, report.to_dict())
     except (ValueError, OSError) as error:
         raise refused(error) from error
     _show(report, out)
 
 
-def _load(file: Path) -> Report:
-    try:
-        return Report.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"files: {file} has no results of an evaluation ({error!r}).") from error
-
-
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """Each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _number(argument: str, text: str) -> float:
@@ -173,11 +176,24 @@ def _number(argument: str, text: str) -> float:
         raise ValueError(f"{argument}: {text!r} is not a number; accepted: such as 0,0.5,1.") from error
 
 
-def _run(name: str, model: Path, out: Path, batch: int, precision: str, settings: dict[str, Any], cells: Any) -> None:
+def _run(
+    name: str,
+    model: Path,
+    out: Path,
+    batch: int,
+    precision: str,
+    settings: dict[str, Any],
+    cells: Callable[[], list[Cell]],
+    again: bool,
+) -> None:
     try:
         _check_out(out)
-        settings["precision"] = precision
-        report = evaluate(Request(name, model, cells(), out, settings, batch, precision=precision))
+        request = Request(name, model, cells(), out, settings, batch, precision=precision)
+        report = None if again else finished_report(request)
+        if report is None:
+            report = evaluate(request)
+        else:
+            typer.echo(f"{out} has these results already; --again evaluates once more.", err=True)
     except (ValueError, OSError) as error:
         raise refused(error) from error
     _show(report, out)
@@ -187,6 +203,11 @@ def _check_out(out: Path) -> None:
     if out.suffix == FIGURE:
         raise ValueError(f"out={str(out)!r} is where the figure goes; name the results, such as results.json.")
     check_output(out)
+    figure = out.with_suffix(FIGURE)
+    if figure.is_dir():
+        raise ValueError(
+            f"out={str(out)!r}: the figure goes to {str(figure)!r}, which is a folder; choose another name."
+        )
 
 
 def _show(report: Report, out: Path) -> None:

@@ -92,7 +92,7 @@ def study_babilong(
     quick: Annotated[bool, typer.Option("--quick", help="A few steps, built-in text: does everything run?")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the family on BABILong by one recipe, and draw accuracy against length.
+    """Train the family on BABILong by one recipe: accuracy by length; a table with intervals, JSON and a figure.
 
     Example: atlas-memory study babilong --quick --models gated_deltanet,window --out studies/babilong
     """

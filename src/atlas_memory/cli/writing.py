@@ -55,6 +55,11 @@ def writes(
             found = list(find_written(network, tokenizer, all_sentences(files), above, watch))
             bar.update(task, completed=bar.tasks[task].total)
         if out is not None:
+            if not found:  # a background of no sentences would stop the training that comes next
+                raise ValueError(
+                    f"out={str(out)!r} would be empty: of the {tokens:,} tokens of {text!r} the model wrote nothing "
+                    f"above {above:g} to its memory; accepted: other texts, or a lower --above."
+                )
             write_whole(out, "".join(f"{written.passage}\n" for written in found))
     except (ValueError, OSError) as error:
         raise refused(error) from error

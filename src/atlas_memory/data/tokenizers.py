@@ -131,6 +131,13 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What a tokenizer puts before a text, such as a token that begins it; our own put nothing there."""
+    plain, whole = (tokenizer.encode(_WORD, add_special_tokens=special) for special in (False, True))
+    places = range(len(whole) - len(plain) + 1)
+    return whole[: next(place for place in places if whole[place : place + len(plain)] == plain)]
+
+
 class Encoder:
     """A tokenizer reduced to what encoding documents takes; goes to worker processes by pickle.
 

@@ -12,13 +12,13 @@ Question(text='Where is John?', answer='bathroom')
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from atlas_memory.tasks.babilong.language import read_sentence
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
+from atlas_memory.tasks.babilong.stream import scattered
 from atlas_memory.tasks.background import BUILTIN, open_background
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.needle import DEPTHS, at_depth, depth_cells
@@ -44,12 +44,8 @@ class Scene:
 
     def pieces(self) -> Iterator[str]:
         """The text, sentence by sentence, anew every time."""
-        draw = random.Random(f"scene {self.seed}")
-
-        def gaps(sentences: int) -> list[int]:
-            return sorted(draw.randrange(sentences + 1) for _ in self.facts)
-
-        background = functools.partial(self._background.sentences, f"scene {self.seed}")
+        seed = f"scene {self.seed}"
+        background, gaps = functools.partial(self._background.sentences, seed), scattered(len(self.facts), seed)
         return with_spaces(haystack(background, characters_of(self.length), self.facts, gaps))
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.data.options import check_choice, check_whole
-from atlas_memory.files import write_whole
+from atlas_memory.data.options import TEXT_SUFFIXES, check_choice, check_whole
+from atlas_memory.data.sources import TextFiles
+from atlas_memory.files import write_json, write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config
 from atlas_memory.models.configuration_atlas import AtlasConfig
-from atlas_memory.studies.language_models import FIGURE, TABLE, WIDTH_STEP
-from atlas_memory.studies.runs import check_same, finished, run_folder, trained
+from atlas_memory.studies.accuracies import Runs, markdown
+from atlas_memory.studies.language_models import FIGURE, RESULTS, TABLE, WIDTH_STEP
+from atlas_memory.studies.runs import check_same, finished, run_folder, run_name, trained
 from atlas_memory.tasks import figures
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import Request, evaluate
-from atlas_memory.tasks.lengths import length_name
-from atlas_memory.tasks.results import Report, means
+from atlas_memory.tasks.evaluation import Request, evaluate, finished_report
+from atlas_memory.tasks.files import find_files
+from atlas_memory.tasks.results import Report
 from atlas_memory.train import Recipe, load_recipe
 from atlas_memory.train.loop import FINAL
 from atlas_memory.train.plot import figure_class
 
-BASE, REPORT = "babilong", "babilong.json"
+BASE, EXERCISE, REPORT = "babilong", "babilong", "babilong.json"
+_log = logging.getLogger(__name__)
 
 
 def _after_attention(preset: str, **memory: Any) -> dict[str, Any]:
@@ -74,11 +77,15 @@ class Study:
 
 
 def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Report]:
-    """Train and read what is not done yet; table.md and figure.png in `out` after every model."""
+    """Train and read what is not done yet; table.md, results.json and figure.png in `out` after every run."""
     figure_class()  # if it is not installed, to be told so after hours would be late
     out = out.resolve()
+    base = base_recipe(study)
+    notes = [_seen_in_training(study)] if trained_on(base, study.background) else []
+    for note in notes:
+        _log.warning("%s", note)
     cells = stream.cells(study.lengths, study.samples, 0, study.tasks, study.facts, study.background)
-    recipes = {(model, seed): recipe_of(study, model, seed) for seed in range(study.seeds) for model in study.models}
+    recipes = {(model, seed): recipe_of(base, model, seed) for seed in range(study.seeds) for model in study.models}
     for (model, seed), recipe in recipes.items():
         check_same(run_folder(out, model, seed), recipe)
     reports: dict[str, Report] = {}
@@ -87,32 +94,70 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
         folder = run_folder(out, model, seed)
         if finished(folder, recipe) or trained(folder, recipe, progress):
             request = Request("babilong", folder / FINAL, cells, folder / REPORT, _settings(study))
-            reports[folder.name] = _report(request, progress)
-            figures.compare(reports, out / FIGURE)
+            reports[folder.name] = finished_report(request) or evaluate(request, progress)
         else:
             diverged.append(folder.name)
-        write_whole(out / TABLE, markdown(reports, study.lengths, diverged))
+        _write(study, reports, diverged, notes, out)
     return reports
 
 
+def _write(
+    study: Study, reports: Mapping[str, Report], diverged: Sequence[str], notes: Sequence[str], out: Path
+) -> None:
+    contents = {name: report.to_dict() for name, report in reports.items()}
+    write_json(out / RESULTS, {"study": dataclasses.asdict(study), "diverged": diverged, "reports": contents})
+    models = {}
+    for model in study.models:
+        names = [run_name(model, seed) for seed in range(study.seeds)]
+        runs = Runs([reports[name] for name in names if name in reports], sum(name in diverged for name in names))
+        if runs.reports or runs.diverged:
+            models[model] = runs
+    write_whole(out / TABLE, markdown(models, study.tasks, study.lengths, notes))
+    if reports:
+        figures.compare({name: runs.together() for name, runs in models.items() if runs.reports}, out / FIGURE)
+
+
 def _settings(study: Study) -> dict[str, Any]:
-    """As they are read back from JSON."""
-    names = {"tasks": list(study.tasks), "lengths": list(study.lengths), "samples": study.samples}
-    return {**names, "facts": study.facts, "background": study.background}
+    names = ("tasks", "lengths", "samples", "facts", "background")
+    return {name: getattr(study, name) for name in names}
 
 
-def _report(request: Request, progress: bool) -> Report:
-    """The one of an earlier call, or a new one."""
-    if request.out.is_file():
-        before = Report.from_dict(json.loads(request.out.read_text(encoding="utf-8")))
-        if before.settings == request.settings:
-            return before
-    return evaluate(request, progress)
-
-
-def recipe_of(study: Study, model: str, seed: int) -> Recipe:
-    """The recipe with another model, of as many parameters as its own."""
+def base_recipe(study: Study) -> Recipe:
+    """What all models are trained by: with a model of its own, for theirs to take its place."""
     base = load_recipe(study.recipe, list(study.changes))
+    if base.start:
+        raise ValueError(f"recipe={study.recipe!r} goes on from a trained model; accepted: one with `model`.")
+    if "size" in base.model:
+        raise ValueError(f"recipe={study.recipe!r} has model.size; accepted: one with widths and depth of its own.")
+    return base
+
+
+def trained_on(recipe: Recipe, background: str) -> bool:
+    """Whether there is text of this background in what the recipe trains on."""
+    data, learned = recipe.data, set[str | Path]()
+    if data.source_share and data.source.kind == "text":
+        learned |= {file.resolve() for file in TextFiles(data.source).files}
+    for exercise in data.exercises:
+        if exercise.name == EXERCISE:
+            learned |= _texts(exercise.options.get("background", BUILTIN))
+    return not learned.isdisjoint(_texts(background))
+
+
+def _texts(background: str) -> set[str | Path]:
+    if background == BUILTIN:
+        return {BUILTIN}
+    return {file.resolve() for file in find_files("background", background, TEXT_SUFFIXES)}
+
+
+def _seen_in_training(study: Study) -> str:
+    return (
+        f"background={study.background!r}: recipe={study.recipe!r} trains on this text too; "
+        "how models do among text they have not seen is not measured."
+    )
+
+
+def recipe_of(base: Recipe, model: str, seed: int) -> Recipe:
+    """The recipe with another model, of as many parameters as its own."""
     fields = base.to_dict()
     described = {**fields["model"], **MODELS[model]}
     fields["model"] = {**described, "intermediate_size": _fitted_width(base.model, described)}
@@ -126,16 +171,6 @@ def _fitted_width(own: Mapping[str, Any], described: Mapping[str, Any]) -> int:
     width = fitted_config(parameters, initial=True, width_step=WIDTH_STEP, **free).intermediate_size
     assert width is not None
     return width
-
-
-def markdown(reports: Mapping[str, Report], lengths: Sequence[int], diverged: Sequence[str] = ()) -> str:
-    """Mean accuracy over the tasks, by length."""
-    lines = [f"| model | {' | '.join(map(length_name, lengths))} |", "|---" * (len(lengths) + 1) + "|"]
-    for name, report in reports.items():
-        found = means(report.results)
-        lines.append(f"| `{name}` | {' | '.join(f'{100 * found[length]:.1f} %' for length in lengths)} |")
-    lines += [f"| `{name}` | {' | '.join('diverged' for _ in lengths)} |" for name in diverged]
-    return "\n".join(lines) + "\n"
 
 
 def quick_study(models: Sequence[str]) -> Study:

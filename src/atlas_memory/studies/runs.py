@@ -17,7 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 def run_folder(out: Path, model: str, seed: int) -> Path:
-    return out / "runs" / f"{model}-seed{seed}"
+    return out / "runs" / run_name(model, seed)
+
+
+def run_name(model: str, seed: int) -> str:
+    return f"{model}-seed{seed}"
 
 
 def finished(folder: Path, recipe: Recipe) -> bool:

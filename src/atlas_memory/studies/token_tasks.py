@@ -207,7 +207,7 @@ def _cells(trial: Trial, scale: str) -> list[Cell]:
 
 
 def _vocabulary(trial: Trial, scale: str) -> int:
-    return mqar.SCALES[scale].vocabulary if trial.task == MQAR else mad.SCALES[scale][trial.task].tokens
+    return mqar.SCALES[scale].vocabulary if trial.task == MQAR else mad.SCALES[scale][trial.task].vocabulary
 
 
 class Pupil(nn.Module):

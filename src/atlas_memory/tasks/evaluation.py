@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,12 @@ from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.files import check_output, digest_of, write_json
 from atlas_memory.models import AtlasCache
+from atlas_memory.models.saved import load_any
 from atlas_memory.models.shipped import SHIPPED, model_folder
 from atlas_memory.tasks.babilong.facts import facts_digest
 from atlas_memory.tasks.background import background_digest
 from atlas_memory.tasks.lengths import tokens_of
-from atlas_memory.tasks.reading import Reader, TokenRow, answer_tokens, make_reader
+from atlas_memory.tasks.reading import Reader, TokenRow, answer_tokens, make_reader, room_of
 from atlas_memory.tasks.results import Report, Result, peak_rss_mb, wilson
 from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
@@ -75,10 +77,10 @@ class Request:
         return model_folder(self.model)
 
     def all_settings(self) -> dict[str, Any]:
-        """What earlier work must have been done with to be gone on with."""
+        """What earlier work must have been done with to be gone on with; as it is read back from JSON."""
         model = [file for pattern in _MODEL_FILES for file in sorted(self.folder.glob(pattern))]
         samples = {name: digest for name, digest in _SAMPLE_FILES.items() if name in self.settings}
-        return {
+        settings = {
             "evaluation": self.name,
             "model": str(self.model),
             "model_digest": digest_of(model),
@@ -88,11 +90,32 @@ class Request:
             **self.settings,
             **{f"{name}_digest": digest(self.settings[name]) for name, digest in samples.items()},
         }
+        as_read: dict[str, Any] = json.loads(json.dumps(settings))
+        return as_read
+
+
+def load_report(file: Path) -> Report:
+    """What `evaluate` wrote."""
+    try:
+        return Report.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"files: {file} has no results of an evaluation ({error!r}).") from error
+
+
+def finished_report(request: Request) -> Report | None:
+    """The one at `request.out`, if it is of the same request, of the same files."""
+    try:
+        report = load_report(request.out)
+    except (ValueError, OSError):  # none, or a file of something else
+        return None
+    settings = {"evaluation": report.name, "model": report.model, **report.settings}
+    return report if settings == request.all_settings() else None
 
 
 def evaluate(request: Request, progress: bool = True) -> Report:
     """Score every cell, write the report to `request.out`, and return it."""
-    work = WorkFolder(request.out, request.all_settings())
+    settings = request.all_settings()
+    work = WorkFolder(request.out, settings)
     run = _Run(request, work, _Bar(request, work, progress))
     with run.bar.shown:
         for number, cell in enumerate(request.cells):
@@ -100,7 +123,8 @@ def evaluate(request: Request, progress: bool = True) -> Report:
                 if not work.has(number, batch):
                     work.add(run.batch(number, batch))
     results = [_result(cell, number, work.finished) for number, cell in enumerate(request.cells)]
-    report = Report(request.name, str(request.model), request.settings, results)
+    own = {name: value for name, value in settings.items() if name not in ("evaluation", "model")}
+    report = Report(request.name, str(request.model), own, results)
     write_json(request.out, report.to_dict())
     work.remove()
     return report
@@ -131,20 +155,26 @@ def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
 
 
 class _Run:
-    """A loaded model and where its work goes."""
+    """A loaded model and where its work goes. All cells are checked before the first is read."""
 
     def __init__(self, request: Request, work: WorkFolder, bar: _Bar) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.request, self.work, self.bar = request, work, bar
-        model: Any = AutoModelForCausalLM.from_pretrained(request.folder)
-        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.model = load_any(request.folder)
         self._reader: Reader | None = None
+        _check_token_ids(self.model, [cell for cell in request.cells if cell.sample is None])
         if any(cell.sample is not None for cell in request.cells):
             tokenizer = load_tokenizer(request.folder)
             self._encoder = Encoder(tokenizer)
-            _check_vocabulary(self.model, self._encoder.vocabulary, "its tokenizer")
+            _check_tokenizer(self.model, self._encoder)
             self._reader = make_reader(self.model, tokenizer, request.step)
+            self._check_texts(self._reader)
+
+    def _check_texts(self, reader: Reader) -> None:
+        """By one text of each cell: the others are about as long."""
+        for cell in self.request.cells:
+            if cell.sample is not None:
+                sample = cell.sample(cell.first)
+                reader.check(TokenRow(sample, self._encoder), answer_tokens([sample], self._encoder))
 
     def batch(self, number: int, batch: int) -> Finished:
         cell = self.request.cells[number]
@@ -186,7 +216,6 @@ class _Run:
     def _token_ids(self, cell: Cell, chosen: range, entry: Finished) -> None:
         assert cell.examples is not None
         inputs, targets = (x[chosen.start : chosen.stop] for x in cell.examples())
-        _check_vocabulary(self.model, int(max(inputs.max(), targets.max())) + 1, cell.task)
         begin = time.perf_counter()
         said = (cell.said or _next_tokens)(self.model, inputs.to(self.model.device)).cpu()
         entry.seconds = time.perf_counter() - begin
@@ -233,12 +262,15 @@ class _Bar:
         self._cells = request.cells
         total = sum(cell.length * cell.samples for cell in request.cells)
         done = sum(tokens_of(entry.characters) or entry.tokens for entry in work.finished)
-        self._task = self.shown.add_task("reading", total=max(total, 1), completed=int(done), speed=0)
+        self._task = self.shown.add_task("reading", total=max(total, done, 1), completed=int(done), speed=0)
 
     def advance(self, entry: Finished, tokens: float) -> None:
         speed = entry.tokens / max(entry.seconds, 1e-9)
         cell = self._cells[entry.cell]
         self.shown.update(self._task, advance=tokens, speed=speed, description=f"{cell.task} at {cell.length:,}")
+        # Texts may turn out longer than what was asked for: with 0K they always do.
+        task = self.shown.tasks[self._task]
+        self.shown.update(self._task, total=max(task.completed, task.total or 0))
 
 
 def _next_tokens(model: Any, inputs: Tensor) -> Tensor:
@@ -247,9 +279,23 @@ def _next_tokens(model: Any, inputs: Tensor) -> Tensor:
     return likely
 
 
-def _check_vocabulary(model: Any, needed: int, what: str) -> None:
-    if needed > model.config.vocab_size:
+def _check_tokenizer(model: Any, encoder: Encoder) -> None:
+    if encoder.vocabulary > model.config.vocab_size:
         raise ValueError(
-            f"model has vocab_size={model.config.vocab_size}, but {what} needs {needed}; "
-            "was it trained for this, with this tokenizer?"
+            f"model has vocab_size={model.config.vocab_size}, but its tokenizer needs {encoder.vocabulary}; "
+            "was it trained with this tokenizer?"
         )
+
+
+def _check_token_ids(model: Any, cells: Sequence[Cell]) -> None:
+    """Of all cells, that the model knows their tokens, and takes as many."""
+    known, room = model.config.vocab_size, room_of(model)
+    needed = {cell.task: cell.vocabulary for cell in cells if (cell.vocabulary or 0) > known}
+    if needed:
+        fitting = dict.fromkeys(cell.task for cell in cells if cell.task not in needed)
+        fit = f"give what it was trained for, of --tasks {','.join(fitting)}." if fitting else ""
+        wanted = ", ".join(f"{task} needs {vocabulary}" for task, vocabulary in needed.items())
+        raise ValueError(f"model has vocab_size={known}, but {wanted}; {fit or 'was it trained for this scale?'}")
+    for cell in cells:
+        if cell.length > room:
+            raise ValueError(f"model: {type(model).__name__} takes {room} tokens, but {cell.task} has {cell.length}.")

@@ -25,7 +25,7 @@ def draw(report: Report, out: Path) -> None:
 
 
 def compare(reports: Mapping[str, Report], out: Path) -> None:
-    """Accuracy against length, a line for each report: the mean over its tasks, and for one task its interval."""
+    """Accuracy against length, a line for each report: the mean of its results, and where there is one its interval."""
     figure = figure_class()(layout="constrained")
     lengths = sorted({result.length for report in reports.values() for result in report.results})
     axes = _length_axes(figure, lengths)
@@ -33,7 +33,7 @@ def compare(reports: Mapping[str, Report], out: Path) -> None:
         mine = means(report.results)
         places = [lengths.index(length) for length in sorted(mine)]
         (line,) = axes.plot(places, [mine[length] for length in sorted(mine)], marker="o", label=name)
-        if len({result.task for result in report.results}) == 1:
+        if len(mine) == len(report.results):
             _interval(axes, places, sorted(report.results, key=lambda result: result.length), line.get_color())
     axes.legend()
     save_figure(figure, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 # Lengths are in tokens of GPT-2, 4.2 characters of English each, so that a coarse tokenizer cannot make a task shorter.
 CHARACTERS_A_TOKEN = 4.2
@@ -22,9 +23,13 @@ def tokens_of(characters: float) -> float:
 def parse_count(name: str, text: str) -> int:
     """`4096`, `4k`, `1.5M`, `10_000` → 4096, 4000, 1500000, 10000. name: of the option, for the message."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower().replace("_", ""))
+    accepted = "accepted: such as 0k, 4k, 1.5M, 4096."
     if found is None:
-        raise ValueError(f"{name}={text!r} is no number; accepted: such as 0k, 4k, 1.5M, 4096.")
-    return round(float(found[1]) * _UNITS[found[2]])
+        raise ValueError(f"{name}={text!r} is no number; {accepted}")
+    count = Fraction(found[1]) * _UNITS[found[2]]
+    if count.denominator > 1:  # rounded, 0.4 would be none at all
+        raise ValueError(f"{name}={text!r} is no whole number; {accepted}")
+    return int(count)
 
 
 def parse_counts(name: str, text: str) -> tuple[int, ...]:

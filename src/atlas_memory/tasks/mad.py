@@ -3,20 +3,38 @@
 | task | what is read | what is asked |
 |---|---|---|
 | in_context_recall | keys, each followed by its value | the value, wherever a key comes again |
-| fuzzy_recall | the same, keys and values being words of one to three tokens | the value's tokens |
-| noisy_recall | the same with tokens of noise between pairs | the value |
-| selective_copying | tokens to copy between blanks, then a mark | the tokens in order |
+| fuzzy_recall | the same, keys and values being motifs: up to three tokens, all different | the value's tokens |
+| noisy_recall | the same with pairs of noise in between | the value |
+| selective_copying | tokens to copy between blanks, a mark, blanks | at the last blanks, the tokens in order |
 | compression | random tokens, then a mark | all of them, from what the model made of the mark alone |
 | memorization | keys, each followed by a blank | the value, of a dictionary that is the same for all sequences |
 
 >>> example = generate("in_context_recall", Setting(vocabulary=8, length=12), examples=1, seed=0)
 >>> print(example.inputs[0].tolist())
-[3, 4, 1, 7, 3, 4, 2, 5, 1, 7, 1, 7]
+[3, 5, 1, 4, 3, 5, 2, 5, 1, 4, 3, 5]
 >>> print(example.targets[0].tolist())
-[-100, -100, -100, -100, 4, -100, -100, -100, 7, -100, 7, -100]
+[-100, -100, -100, -100, 5, -100, -100, -100, 4, -100, 5, -100]
 
-A vocabulary counts the tokens that mean something; noise, blanks and marks come after it (`Setting.tokens`). For
-compression a `Decoder` is trained with the model and saved beside it; the target of place i is token i.
+Keys are the first half of the tokens, values the second; marks are the last ones. In fuzzy recall a test's keys all
+have the full length, and a row begins with padding, here 8:
+
+>>> example = generate("fuzzy_recall", Setting(vocabulary=9, length=22, motif=2, marks=1), examples=1, seed=0)
+>>> print(example.inputs[0].tolist())
+[8, 8, 8, 2, 3, 6, 5, 3, 0, 5, 6, 0, 3, 6, 4, 1, 0, 4, 5, 1, 0, 4]
+>>> print(example.targets[0].tolist())
+[-100, -100, -100, -100, -100, -100, -100, -100, -100, -100, -100,
+-100, -100, -100, -100, -100, -100, -100, -100, -100, 4, 5]
+
+The last pair of a recall task always asks for a key that was shown. Its training examples have every next token as
+a target, its tests the answers alone; the other tasks ask for the answers in both. This is as in the public code
+(athms/mad-lab, with `multi_query`); what is not:
+
+- In-context and noisy recall keep the last value among the inputs; after it nothing is asked.
+- The pair that fuzzy recall ends with has always been shown; in the public code a few in a hundred have not.
+- The dictionary of memorization is the seed's, and all numbers are drawn by another generator.
+- The `Decoder` of compression, trained with a model and saved beside it, has learned positions and one wide layer.
+- An accuracy is the mean over examples, not over classes, at one setting and learning rate: it is no MAD score, which
+  is the best of a sweep, averaged over harder settings.
 
 Shapes: N examples, T tokens, V vocabulary, P pairs.
 """
@@ -25,9 +43,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,26 +63,26 @@ from atlas_memory.tasks.samples import Cell, Examples
 class Setting:
     """One task's sizes, at the public baseline unless said otherwise."""
 
-    vocabulary: int = 16
+    vocabulary: int = 16  # tokens in all
     length: int = 128
     train: int = 12_800  # examples
     test: int = 1_280
     motif: int = 1  # fuzzy recall: most tokens of a key or value
-    noise: float = 0.0  # noisy recall: share of places
+    noise: float = 0.0  # noisy recall: share of pairs
     noise_vocabulary: int = 0
     copied: int = 0  # selective copying: tokens to copy
-    marks: int = 0  # tokens beyond the vocabulary and the noise
+    marks: int = 0  # blanks, padding and the like
 
     @property
-    def tokens(self) -> int:
-        """How many a model has to know."""
-        return self.vocabulary + self.noise_vocabulary + self.marks
+    def plain(self) -> int:
+        """How many of the tokens are neither noise nor marks: the first ones."""
+        return self.vocabulary - self.noise_vocabulary - self.marks
 
 
 PUBLIC = {
     "in_context_recall": Setting(),
-    "fuzzy_recall": Setting(motif=3),
-    "noisy_recall": Setting(noise=0.2, noise_vocabulary=16),
+    "fuzzy_recall": Setting(motif=3, marks=1),
+    "noisy_recall": Setting(vocabulary=32, noise=0.2, noise_vocabulary=16),
     "selective_copying": Setting(length=256, copied=16, marks=2),
     "compression": Setting(length=32, marks=1),
     "memorization": Setting(vocabulary=256, length=32, train=256, marks=1),
@@ -80,124 +100,150 @@ SCALES = {
 }
 TASKS = tuple(PUBLIC)
 SCORED = tuple(name for name in TASKS if name != "compression")  # by a model's own next tokens
+SPLITS = ("train", "test")
 DECODER = "compression_decoder.safetensors"
 
 _Arrays = tuple[np.ndarray, np.ndarray]
+_Motif = tuple[int, ...]
+
+
+class _Order(NamedTuple):
+    """What is to be made, and by which numbers."""
+
+    examples: int
+    seed: int
+    split: str
+    random: np.random.RandomState
 
 
 def generate(task: str, setting: Setting, examples: int, seed: int, split: str = "test") -> Examples:
     """(N, T) inputs and targets; the same for the same seed and split."""
     check_choice("task", task, TASKS)
-    check_choice("split", split, ("train", "test"))
+    check_choice("split", split, SPLITS)
     check_whole("examples", examples)
-    random = np.random.RandomState([seed, TASKS.index(task), ("train", "test").index(split)])
-    inputs, targets = _GENERATORS[task](random, setting, examples, seed)
+    random = np.random.RandomState([seed, TASKS.index(task), SPLITS.index(split)])
+    inputs, targets = _GENERATORS[task](_Order(examples, seed, split, random), setting)
     return Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
-def _recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
-    """Pairs of a dictionary of the sequence's own: keys are the first half of the vocabulary, values the second."""
-    half, pairs = setting.vocabulary // 2, setting.length // 2
-    drawn = random.randint(half, size=(n, pairs))  # (N, P) keys
-    dictionary = random.randint(half, size=(n, half)) + half
-    values = np.take_along_axis(dictionary, drawn, axis=1)
-    inputs = np.stack([drawn, values], axis=2).reshape(n, -1)
-    targets = np.full_like(inputs, IGNORED)
-    targets[:, ::2] = np.where(_seen_before(drawn, half), values, IGNORED)  # asked at the key
-    return inputs, targets
+def _recall(order: _Order, setting: Setting) -> _Arrays:
+    """Pairs of a dictionary of the sequence's own; a share `noise` of them are two tokens of noise instead."""
+    if setting.length < 4 or setting.length % 2:
+        raise ValueError(f"length={setting.length} must be an even number of at least 4: two pairs.")
+    random, n, half, pairs = order.random, order.examples, setting.plain // 2, setting.length // 2
+    keys = random.randint(half, size=(n, pairs))  # (N, P)
+    noisy = random.random_sample((n, pairs)) < setting.noise
+    noisy[np.arange(n), random.randint(pairs - 1, size=n)] = False  # there is something to ask for,
+    noisy[:, -1] = False  # and it is asked for: the last key is one of those before, each as likely
+    shown = ((keys[..., None] == np.arange(half)) & ~noisy[..., None])[:, :-1].any(1)  # (N, keys)
+    keys[:, -1] = (random.random_sample(shown.shape) * shown).argmax(1)
+    dictionary = random.randint(half, setting.plain, size=(n, half))
+    tokens = np.stack([keys, np.take_along_axis(dictionary, keys, axis=1)], axis=2)  # (N, P, 2)
+    noise = random.randint(setting.noise_vocabulary or 1, size=tokens.shape) + setting.plain
+    tokens = np.where(noisy[..., None], noise, tokens).reshape(n, -1)
+    asked = np.zeros_like(tokens, dtype=bool)
+    asked[:, 1::2] = _seen_before(keys, ~noisy)
+    return tokens, _next_tokens(tokens, asked, order.split)
 
 
-def _seen_before(drawn: np.ndarray, kinds: int) -> np.ndarray:
-    """(N, P) whether the same number stands further left in its row."""
-    one_hot = np.eye(kinds, dtype=np.int64)[drawn]  # (N, P, kinds)
+def _seen_before(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """(N, P) whether the same number stands further left in its row; places that are not counted are not there."""
+    one_hot = np.eye(drawn.max() + 1, dtype=np.int64)[drawn] * counted[..., None]  # (N, P, kinds)
     count = np.take_along_axis(one_hot.cumsum(1), drawn[..., None], axis=2)[..., 0]
-    return count > 1
+    return (count > 1) & counted
 
 
-def _noisy_recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
-    """Noise between pairs, never within one: the value still follows its key."""
-    noisy = round(setting.noise * setting.length)
-    noisy += (setting.length - noisy) % 2
-    inner = dataclasses.replace(setting, length=setting.length - noisy, noise=0.0)
-    inputs, targets = _recall(random, inner, n, seed)
-    pairs = inputs.shape[1] // 2
-    # Every place of noise goes before one of the pairs, or after the last.
-    before = random.randint(pairs + 1, size=(n, noisy))
-    shift = (before[:, None, :] <= np.arange(pairs)[None, :, None]).sum(2)  # (N, P)
-    places = np.repeat(shift, 2, axis=1) + np.arange(2 * pairs)
-    whole = random.randint(setting.noise_vocabulary, size=(n, setting.length)) + setting.vocabulary
-    asked = np.full_like(whole, IGNORED)
-    np.put_along_axis(whole, places, inputs, axis=1)
-    np.put_along_axis(asked, places, targets, axis=1)
-    return whole, asked
+def _next_tokens(tokens: np.ndarray, asked: np.ndarray, split: str) -> np.ndarray:
+    """(N, T) the token after each place: all of them to train on, of a test those asked for."""
+    targets = np.full_like(tokens, IGNORED)
+    targets[:, :-1] = tokens[:, 1:] if split == "train" else np.where(asked, tokens, IGNORED)[:, 1:]
+    return targets
 
 
-def _fuzzy_recall(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
-    """Keys and values are words of 1 to `motif` tokens; of a value asked for, every token is a target."""
-    half = setting.vocabulary // 2
-    words = half // 2  # entries of the dictionary: fewer than tokens, so that keys come again
-    keys, key_lengths = _words(random, n, words, setting.motif, half)  # (N, words, motif), (N, words)
-    values, value_lengths = _words(random, n, words, setting.motif, half)
-    drawn = random.randint(words, size=(n, setting.length // 2))  # (N, P): enough even if all words have one token
-    first = np.take_along_axis(key_lengths + value_lengths, drawn, axis=1).cumsum(1)
-    begins = np.concatenate([np.zeros((n, 1), np.int64), first[:, :-1]], axis=1)  # (N, P)
-    middles = begins + np.take_along_axis(key_lengths, drawn, axis=1)
-    asked = _seen_before(drawn, words)
-    inputs = np.zeros((n, setting.length * setting.motif), np.int64)
+class _Motifs:
+    """Different tokens in a row: a length is drawn, then one of all motifs of that length."""
+
+    def __init__(self, tokens: range, lengths: range, draw: Random) -> None:
+        self._of_length = [list(itertools.permutations(tokens, length)) for length in lengths]
+        self._draw = draw
+
+    def drawn(self) -> _Motif:
+        return self._draw.choice(self._draw.choice(self._of_length))
+
+
+def _fuzzy_recall(order: _Order, setting: Setting) -> _Arrays:
+    """Keys and values are motifs of up to `motif` tokens, keys of a test of just so many."""
+    half, motif = setting.plain // 2, setting.motif
+    if setting.length < 6 * motif:
+        raise ValueError(f"length={setting.length} must be at least {6 * motif} with motif={motif}: three pairs.")
+    draw = Random(int(order.random.randint(2**31)))
+    keys = _Motifs(range(half), range(1 if order.split == "train" else motif, motif + 1), draw)
+    values = _Motifs(range(half, setting.plain), range(1, motif + 1), draw)
+    rows = [_fuzzy_row(setting, keys, values, draw) for _ in range(order.examples)]
+    tokens, asked = (np.array(parts) for parts in zip(*rows, strict=True))  # (N, T + 1)
+    return tokens[:, :-1], _next_tokens(tokens, asked, order.split)[:, :-1]
+
+
+def _fuzzy_row(setting: Setting, keys: _Motifs, values: _Motifs, draw: Random) -> tuple[list[int], list[bool]]:
+    """One more token than is read, and which of them are asked for. The pair at the end is shown at a random place."""
+    last, value = keys.drawn(), values.drawn()
+    dictionary, shown = {last: value}, set[_Motif]()
+    tokens, asked = list[int](), list[bool]()
+
+    def tell(key: _Motif) -> None:
+        value = dictionary.setdefault(key, values.drawn())
+        tokens.extend(key + value)
+        asked.extend([False] * len(key) + [key in shown] * len(value))
+        shown.add(key)
+
+    longest = 2 * setting.motif  # of pairs
+    end = setting.length - len(last) - len(value) - longest  # a pair that begins before it leaves room for the last
+    place = draw.randrange(end - longest + 1)  # and one begins there, or soon after
+    while len(tokens) < end:
+        tell(last if len(tokens) >= place and last not in shown else keys.drawn())
+    tell(last)
+    padding = setting.length + 1 - len(tokens)
+    return [setting.vocabulary - 1] * padding + tokens, [False] * padding + asked
+
+
+def _selective_copying(order: _Order, setting: Setting) -> _Arrays:
+    """Blanks go before any of the tokens; after the mark each further blank asks for the next of them."""
+    blank, mark, copied = setting.plain, setting.plain + 1, setting.copied
+    tokens = order.random.randint(setting.plain, size=(order.examples, copied))
+    blanks = setting.length - 2 * copied - 1
+    before = order.random.randint(copied, size=(order.examples, blanks))  # which token
+    shift = (before[:, None, :] <= np.arange(copied)[None, :, None]).sum(2)  # (N, copied)
+    inputs = np.full((order.examples, setting.length), blank)
+    np.put_along_axis(inputs, shift + np.arange(copied), tokens, axis=1)
+    inputs[:, blanks + copied] = mark
     targets = np.full_like(inputs, IGNORED)
-    for token in range(setting.motif):
-        for tokens, lengths, starts, shift in ((keys, key_lengths, begins, 0), (values, value_lengths, middles, half)):
-            row, pair = np.nonzero(np.take_along_axis(lengths, drawn, axis=1) > token)
-            place, said = starts[row, pair] + token, tokens[row, drawn[row, pair], token] + shift
-            inputs[row, place] = said
-            if shift:  # the token before asks for it
-                targets[row, place - 1] = np.where(asked[row, pair], said, IGNORED)
-    return inputs[:, : setting.length], targets[:, : setting.length]
-
-
-def _words(random: np.random.RandomState, n: int, count: int, longest: int, kinds: int) -> _Arrays:
-    """(N, count, longest) tokens and (N, count) lengths: no two words of a row begin alike, so none is doubtful."""
-    tokens = random.randint(kinds, size=(n, count, longest))
-    tokens[:, :, 0] = random.random_sample((n, kinds)).argsort(1)[:, :count]
-    return tokens, random.randint(1, longest + 1, size=(n, count))
-
-
-def _selective_copying(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
-    """Tokens at random places among blanks; after the mark each place asks for the next of them."""
-    blank, mark, copied = setting.vocabulary, setting.vocabulary + 1, setting.copied
-    read = setting.length - copied
-    tokens = random.randint(setting.vocabulary, size=(n, copied))
-    places = np.sort(random.random_sample((n, read)).argsort(1)[:, :copied], axis=1)
-    inputs = np.full((n, setting.length), blank)
-    inputs[:, read:] = mark
-    np.put_along_axis(inputs, places, tokens, axis=1)
-    targets = np.full_like(inputs, IGNORED)
-    targets[:, read:] = tokens
+    targets[:, -copied:] = tokens
     return inputs, targets
 
 
-def _compression(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
-    """Random tokens and a mark at the end; targets[:, i] is what a decoder has to say for place i."""
-    targets = random.randint(setting.vocabulary, size=(n, setting.length))
-    targets[:, -1] = setting.vocabulary
-    return targets.copy(), np.where(targets == setting.vocabulary, IGNORED, targets)
+def _compression(order: _Order, setting: Setting) -> _Arrays:
+    """Random tokens and a mark at the end; targets[:, i] is what a decoder has to say for place i, the mark too."""
+    inputs = order.random.randint(setting.plain, size=(order.examples, setting.length))
+    inputs[:, -1] = setting.plain
+    return inputs, inputs.copy()
 
 
-def _memorization(random: np.random.RandomState, setting: Setting, n: int, seed: int) -> _Arrays:
+def _memorization(order: _Order, setting: Setting) -> _Arrays:
     """A dictionary of the seed's own, in training and test the same: what is asked is in the weights, or nowhere."""
-    half, blank = setting.vocabulary // 2, setting.vocabulary
-    dictionary = np.random.RandomState([seed, TASKS.index("memorization")]).randint(half, size=half) + half
-    keys = random.randint(half, size=(n, setting.length // 2))
-    inputs = np.stack([keys, np.full_like(keys, blank)], axis=2).reshape(n, -1)
+    half = setting.plain // 2
+    fixed = np.random.RandomState([order.seed, TASKS.index("memorization")])
+    dictionary = fixed.permutation(np.arange(half, setting.plain))[:half]  # each value has one key at most
+    keys = order.random.randint(half, size=(order.examples, setting.length // 2))
+    inputs = np.stack([keys, np.full_like(keys, setting.plain)], axis=2).reshape(order.examples, -1)
     targets = np.full_like(inputs, IGNORED)
     targets[:, 1::2] = dictionary[keys]  # asked at the blank
     return inputs, targets
 
 
-_GENERATORS: dict[str, Callable[[np.random.RandomState, Setting, int, int], _Arrays]] = {
+_GENERATORS: dict[str, Callable[[_Order, Setting], _Arrays]] = {
     "in_context_recall": _recall,
     "fuzzy_recall": _fuzzy_recall,
-    "noisy_recall": _noisy_recall,
+    "noisy_recall": _recall,
     "selective_copying": _selective_copying,
     "compression": _compression,
     "memorization": _memorization,
@@ -269,5 +315,5 @@ def cells(samples: int | None = None, seed: int = 0, tasks: Sequence[str] = SCOR
         count = samples or setting.test
         examples = functools.cache(functools.partial(generate, task, setting, count, seed))
         said = decoded if task == "compression" else None
-        made.append(Cell(task, setting.length, count, examples=examples, said=said))
+        made.append(Cell(task, setting.length, count, examples=examples, said=said, vocabulary=setting.vocabulary))
     return made

@@ -116,6 +116,7 @@ def cells(
     """The test settings of a scale; of these lengths, and with as many samples, where they are given."""
     check_choice("scale", scale, tuple(SCALES))
     check_whole("samples", samples, optional=True)
+    check_whole("seed", seed, least=0)
     chosen = SCALES[scale]
     known = tuple(dict.fromkeys(setting.length for setting in chosen.test))
     for length in lengths or ():
@@ -127,5 +128,14 @@ def cells(
             setting = dataclasses.replace(setting, examples=samples or setting.examples)
             examples = functools.cache(functools.partial(generate, setting, chosen.vocabulary, seed))
             details = {"pairs": setting.pairs}
-            made.append(Cell("mqar", setting.length, setting.examples, examples=examples, details=details))
+            made.append(
+                Cell(
+                    "mqar",
+                    setting.length,
+                    setting.examples,
+                    examples=examples,
+                    details=details,
+                    vocabulary=chosen.vocabulary,
+                )
+            )
     return made

@@ -5,14 +5,17 @@ Shapes: B rows, T tokens of a step.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from atlas_memory.data.tokenizers import Encoder
+from atlas_memory.data.tokenizers import Encoder, beginning
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
 from atlas_memory.models.reading import DEFAULT_STEP
 from atlas_memory.tasks.samples import Sample
@@ -66,12 +69,23 @@ def answer_tokens(samples: Sequence[Sample], encoder: Encoder) -> int:
     return max(len(ids) + sample.extra_tokens for ids, sample in zip(answers, samples, strict=True))
 
 
+def room_of(model: PreTrainedModel) -> float:
+    """How many tokens a model takes; ours take any number."""
+    room: int | None = getattr(model.config, "max_position_embeddings", None)
+    return math.inf if room is None else room
+
+
 class Reader(Protocol):
-    """Reads rows to their ends and says how each goes on."""
+    """Reads rows to their ends and says how each goes on.
+
+    check: raises if a row, which it takes from, is longer than can be read.
+    """
 
     def answers(
         self, rows: Sequence[TokenRow], new_tokens: int, cache: AtlasCache | None, watch: Watcher
     ) -> list[str]: ...
+
+    def check(self, row: TokenRow, new_tokens: int) -> None: ...
 
 
 def make_reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, step: int = DEFAULT_STEP) -> Reader:
@@ -103,6 +117,9 @@ class StreamReader:
             said.append(ids)
         return [str(self._tokenizer.decode(self._before_end(ids))) for ids in torch.cat(said, dim=1).tolist()]
 
+    def check(self, row: TokenRow, new_tokens: int) -> None:
+        """No text is too long."""
+
     def _before_end(self, ids: list[int]) -> list[int]:
         return ids[: ids.index(self._end)] if self._end in ids else ids
 
@@ -110,14 +127,25 @@ class StreamReader:
         longest = max(map(len, taken))
         padded = torch.tensor([ids + [self._pad] * (longest - len(ids)) for ids in taken])  # (B, T)
         lengths = torch.tensor([len(ids) for ids in taken])
-        if bool((lengths == longest).all()):
-            self.model.read(padded, cache, step=longest, progress=False)
-        else:
-            mask = torch.arange(longest) < lengths[:, None]
-            device = self.model.device
-            self.model.model(
-                input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache, only_cache=True
-            )
+        device = self.model.device
+        with self._precision(taken):
+            if bool((lengths == longest).all()):
+                self.model.read(padded, cache, step=longest, progress=False)
+            else:
+                mask = torch.arange(longest) < lengths[:, None]
+                self.model.model(
+                    input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache, only_cache=True
+                )
+
+    def _precision(self, taken: list[list[int]]) -> AbstractContextManager[Any]:
+        """Whatever was chosen for whole steps, float32 for the ragged ones at the ends of texts.
+
+        On a CPU oneDNN keeps memory for every shape of matrices in bfloat16 that it has ever multiplied. Whole steps
+        have one shape; the ends of texts have as many as there are texts, and memory would grow with every batch.
+        """
+        if all(len(ids) == self._step for ids in taken):
+            return contextlib.nullcontext()
+        return torch.autocast(self.model.device.type, enabled=False)
 
 
 class WholeReader:
@@ -125,19 +153,14 @@ class WholeReader:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self._tokenizer = model, tokenizer
+        self._beginning = beginning(tokenizer)  # models of others have learned from texts that begin with it
 
     @torch.inference_mode()
     def answers(self, rows: Sequence[TokenRow], new_tokens: int, cache: AtlasCache | None, watch: Watcher) -> list[str]:
         model: Any = self.model
         said = []
         for row in rows:
-            ids = torch.tensor([[*self._all(row), *row.waiting]], device=model.device)
-            room = getattr(model.config, "max_position_embeddings", None)
-            if room is not None and ids.shape[1] + new_tokens > room:
-                raise ValueError(
-                    f"model: {type(model).__name__} takes {room} tokens, but this text has {ids.shape[1]}; "
-                    "give shorter --lengths."
-                )
+            ids = torch.tensor([self._ids(row, new_tokens)], device=model.device)
             pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else 0
             made = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=pad
@@ -145,7 +168,18 @@ class WholeReader:
             said.append(str(self._tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)))
         return said
 
-    @staticmethod
-    def _all(row: TokenRow) -> Iterator[int]:
-        while taken := row.take(DEFAULT_STEP):
-            yield from taken
+    def check(self, row: TokenRow, new_tokens: int) -> None:
+        self._ids(row, new_tokens)
+
+    def _ids(self, row: TokenRow, new_tokens: int) -> list[int]:
+        """A whole text after what begins it; of one that is too long, not much more than there is room for."""
+        room, ids = room_of(self.model), [*self._beginning]
+        while len(ids) <= room and (taken := row.take(DEFAULT_STEP)):
+            ids += taken
+        ids += row.waiting
+        if len(ids) + new_tokens > room:
+            raise ValueError(
+                f"model: {type(self.model).__name__} takes {room} tokens, but there is a text of at least {len(ids)}, "
+                f"and {new_tokens} for its answer; give shorter --lengths."
+            )
+        return ids

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from atlas_memory.tasks.lengths import length_name
 
@@ -86,12 +86,18 @@ class Report:
         return {"model": self.model, "evaluation": self.name, "settings": self.settings, "results": results}
 
     def table(self) -> Table:
+        """Narrow, so that it fits a terminal; where it does not, numbers are broken, never the name of a task."""
         extra = list(dict.fromkeys(name for result in self.results for name in result.details))
-        numbers = ("samples", "accuracy", "low", "high", "tokens", "tokens/s", "RSS MB")
-        # Narrow, so that nine columns fit a terminal.
-        title = escape(f"{self.name}: {self.model}")
+        numbers = ("samples", "accuracy", "low–high", "tokens", "tokens/s")
+        memory = max((result.peak_rss_mb for result in self.results), default=0.0)
         table = Table(
-            "task", "length", *extra, *numbers, title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+            Column("task", no_wrap=True),
+            *(Column(name, overflow="fold") for name in ("length", *extra, *numbers)),
+            title=escape(f"{self.name}: {self.model}"),
+            caption=f"low–high: {CONFIDENCE:.0%} interval; at most {memory:,.0f} MB of memory",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
         for result in self.results:
             table.add_row(
@@ -99,8 +105,9 @@ class Report:
                 length_name(result.length),
                 *(str(result.details.get(name, "")) for name in extra),
                 f"{result.samples:,}",
-                *(f"{share:.1%}" for share in (result.accuracy, result.low, result.high)),
-                *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second, result.peak_rss_mb)),
+                f"{result.accuracy:.1%}",
+                f"{100 * result.low:.1f}–{result.high:.1%}",
+                *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second)),
             )
         tasks, lengths = ({getattr(result, name) for result in self.results} for name in ("task", "length"))
         if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):

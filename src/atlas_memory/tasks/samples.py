@@ -46,6 +46,7 @@ class Cell:
     said: Callable[[Any, Tensor], Tensor] | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict)  # further columns of the result, such as a depth
     first: int = 0  # number of the first sample
+    vocabulary: int | None = None  # of token ids: what a model's must have at least
 
 
 def exact_match(said: str, answer: str) -> bool:

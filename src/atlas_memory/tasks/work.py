@@ -40,7 +40,7 @@ class WorkFolder:
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.folder = work_folder(out)
-        self._settings = json.loads(json.dumps(settings))  # as it will be read back
+        self._settings = settings
         self._file, self._cache = self.folder / "finished.json", self.folder / "reading.safetensors"
         self.finished: list[Finished] = []
         if self._file.is_file():

@@ -40,6 +40,21 @@ def test_files_of_a_task(tmp_path: Path) -> None:
         story_files(f"{tmp_path}/absent", "qa1")
 
 
+def test_training_files_are_left_out_of_folders_in_a_list(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        for name in ("qa1_train.txt", "qa1_valid.txt"):
+            (folder / name).write_text(LINES)
+    valid = [first / "qa1_valid.txt", second / "qa1_valid.txt"]
+    assert measuring_files(f"{first},{second}", "qa1") == measuring_files(f"{first}, {valid[1]}", "qa1") == valid
+    named = second / "qa1_train.txt"  # by its own name, whether its folder is there or not
+    assert measuring_files(f"{first},{named}", "qa1") == [valid[0], named]
+    assert measuring_files(f"{second},{named}", "qa1") == [named, valid[1]]
+    valid[0].unlink()
+    assert measuring_files(f"{first},{second}", "qa1") == [valid[1]]
+
+
 @pytest.mark.parametrize("text", ["Mary moved.\n", "3 Mary moved.\n", "", "1 Where? \tx\t7\n"])
 def test_damaged_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "qa1.txt").write_text(text)

@@ -124,8 +124,7 @@ class _Reading:
 
 def story_files(paths: str, task: str) -> list[Path]:
     """All files of a task in a folder, a glob or a comma-separated list: `qa1_valid.txt`, `qa1.txt`, …"""
-    named = re.compile(rf"{task}(?:[^0-9].*)?\.txt")
-    files = [path for path in find_files("facts", paths, (".txt",)) if named.fullmatch(path.name)]
+    files = _of_task(paths, task)
     if not files:
         raise ValueError(
             f"facts={paths!r} has no file of {task}; accepted: names such as {task}_valid.txt or {task}.txt."
@@ -133,13 +132,22 @@ def story_files(paths: str, task: str) -> list[Path]:
     return files
 
 
-def measuring_files(paths: str, task: str) -> list[Path]:
-    """Those for measuring: where a folder has training files and others, the training files are left out.
+def _of_task(paths: str, task: str) -> list[Path]:
+    named = re.compile(rf"{task}(?:[^0-9].*)?\.txt")
+    return [path for path in find_files("facts", paths, (".txt",)) if named.fullmatch(path.name)]
 
-    A glob or a list that names them takes them.
+
+def measuring_files(paths: str, task: str) -> list[Path]:
+    """Those for measuring: of a folder, also of one in a list, training files are left out if there are others.
+
+    Files and globs are taken as they are named.
     """
     files = story_files(paths, task)
-    return [path for path in files if "train" not in path.stem] or files if Path(paths).is_dir() else files
+    parts = [part.strip() for part in paths.split(",")]
+    folders, named = ([part for part in parts if Path(part).is_dir() is folder] for folder in (True, False))
+    kept = {file for part in named for file in _of_task(part, task)}
+    kept |= {file for part in folders for file in _of_task(part, task) if "train" not in file.stem}
+    return [file for file in files if file in kept] or files
 
 
 def facts_digest(paths: str) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from atlas_memory.data.options import check_choice
 from atlas_memory.tasks.babilong.facts import TASKS, Question, Story
@@ -74,14 +74,6 @@ def simulate(task: str, seed: int | str) -> Story:
     check_choice("task", task, TASKS)
     draw = random.Random(f"{task} {seed}")
     return _map_story(draw) if task == "qa4" else _told_story(KINDS[task], draw)
-
-
-def simulated(task: str, seed: int) -> Iterator[Story]:
-    """Stories without end."""
-    number = 0
-    while True:
-        yield simulate(task, f"{seed} {number}")
-        number += 1
 
 
 def _told_story(kind: Kind, draw: random.Random) -> Story:

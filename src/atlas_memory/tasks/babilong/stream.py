@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Asked, asked, measuring_files, read_stories
@@ -64,16 +64,19 @@ class Facts:
 
 def _pieces(question: Asked, length: int, background: Background, seed: str) -> Iterator[str]:
     room = characters_of(length) - len(question.question) - 1
-    draw = random.Random(f"gaps {seed}")
-
-    def gaps(sentences: int) -> list[int]:
-        return sorted(draw.randrange(sentences + 1) for _ in question.sentences)
+    gaps = scattered(len(question.sentences), f"gaps {seed}")
 
     def text() -> Iterator[str]:
         yield from haystack(lambda: background.sentences(seed), room, question.sentences, gaps)
         yield question.question
 
     return with_spaces(text())
+
+
+def scattered(number: int, seed: str) -> Callable[[int], list[int]]:
+    """The gaps of a haystack in which so many sentences go, each anywhere, in their order."""
+    draw = random.Random(seed)
+    return lambda sentences: sorted(draw.randrange(sentences + 1) for _ in range(number))
 
 
 def cells(
