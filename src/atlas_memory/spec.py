@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from atlas_memory.checks import check_choice, check_flag, check_whole
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "feature": ("identity", "polynomial", "exponential"),
     "network": ("matrix", "mlp", "gated_mlp"),
@@ -254,30 +256,15 @@ def _check_field_names(fields: Mapping[str, Any]) -> None:
 
 def _check_choices(spec: MemorySpec) -> None:
     for name, allowed in CHOICES.items():
-        value = getattr(spec, name)
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r} is not a choice; allowed: {', '.join(allowed)}.")
+        check_choice(name, getattr(spec, name), allowed)
 
 
 def _check_numbers(spec: MemorySpec) -> None:
-    counts = (
-        "degree",
-        "horizon",
-        "window",
-        "newton_schulz_steps",
-        "chunk",
-        "interval",
-        "expansion",
-        "key_width",
-        "value_width",
-    )
-    for name in counts:
-        value = getattr(spec, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
-    pairs = spec.initial_pairs
-    if pairs is not None and (isinstance(pairs, bool) or not isinstance(pairs, int) or pairs < 0):
-        raise ValueError(f"initial_pairs={pairs!r} must be a whole number of at least 0.")
+    for name in ("degree", "window", "newton_schulz_steps", "chunk"):
+        check_whole(name, getattr(spec, name))
+    for name in ("horizon", "interval", "expansion", "key_width", "value_width"):
+        check_whole(name, getattr(spec, name), optional=True)
+    check_whole("initial_pairs", spec.initial_pairs, least=0, optional=True)
     for name in ("surprise_retention", "write_cap", "retraction", "momentum_floor"):
         value = getattr(spec, name)
         real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -285,10 +272,10 @@ def _check_numbers(spec: MemorySpec) -> None:
         if not (real and 0 < value < math.inf) and not (optional and value is None):
             hint = ", or None to switch it off" if optional else ""
             raise ValueError(f"{name}={value!r} must be a positive finite number{hint}.")
-    for name in ("tie_retention", "limiter", "normalised", "residual"):
-        value = getattr(spec, name)
-        if not isinstance(value, bool) and not (name == "residual" and value is None):
-            raise ValueError(f"{name}={value!r} must be True or False.")
+    for name in ("tie_retention", "limiter", "normalised"):
+        check_flag(name, getattr(spec, name))
+    if spec.residual is not None:
+        check_flag("residual", spec.residual)
 
 
 def _check_combinations(spec: MemorySpec) -> None:

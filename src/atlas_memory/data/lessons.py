@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from atlas_memory.checks import check_choice
 from atlas_memory.data.batch import IGNORED
-from atlas_memory.data.options import ExerciseConfig, RowsConfig, check_choice, find_exercise
+from atlas_memory.data.options import ExerciseConfig, RowsConfig, find_exercise
 from atlas_memory.data.order import DocumentOrder
 from atlas_memory.data.store import Store
 

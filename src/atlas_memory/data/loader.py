@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from atlas_memory.checks import check_whole
 from atlas_memory.data.batch import Batch
 from atlas_memory.data.lessons import Lessons, StoredLessons, make_exercise, mixed
-from atlas_memory.data.options import DataConfig, check_whole
+from atlas_memory.data.options import DataConfig
 from atlas_memory.data.rows import Rows, SegmentRows, check_ranks, make_rows
 from atlas_memory.data.store import open_store
 from atlas_memory.data.tokenizers import load_tokenizer

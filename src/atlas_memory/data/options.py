@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Strict
+
+from atlas_memory.checks import check_choice, check_flag, check_whole
 
 SOURCE_KINDS = ("builtin", "text", "jsonl", "datasets")
 SPLITS = ("train", "validation", "all")
@@ -22,24 +24,6 @@ _SUFFIXES = """
 TEXT_SUFFIXES = tuple(_SUFFIXES.split())
 Whole = Annotated[int, Strict()]  # in a recipe, `yes` is not 1
 _SEEDS = 2**32  # numpy's frozen generator takes 32-bit words
-
-
-def check_whole(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        hint = ", or None" if optional else ""
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}{hint}.")
-
-
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not a choice; allowed: {', '.join(allowed)}.")
-
-
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False.")
 
 
 def check_text(name: str, value: Any, *, optional: bool = False) -> None:

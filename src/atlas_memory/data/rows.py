@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from atlas_memory.checks import check_whole
 from atlas_memory.data.batch import IGNORED, Batch
 from atlas_memory.data.lessons import Lessons, StoredLessons, document_order
-from atlas_memory.data.options import RowsConfig, check_whole
+from atlas_memory.data.options import RowsConfig
 from atlas_memory.data.store import Store
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from atlas_memory.checks import check_choice
 from atlas_memory.data import builtin
-from atlas_memory.data.options import SPLITS, SourceConfig, check_choice, check_share
+from atlas_memory.data.options import SPLITS, SourceConfig, check_share
 
 _DATASET_BUILDERS = {
     ".json": "json",

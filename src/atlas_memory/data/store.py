@@ -20,8 +20,9 @@ from typing import Any
 import filelock
 import numpy as np
 
+from atlas_memory.checks import check_choice
 from atlas_memory.data.folders import replace_folder
-from atlas_memory.data.options import SPLITS, DataConfig, check_choice
+from atlas_memory.data.options import SPLITS, DataConfig
 from atlas_memory.data.sources import open_source, read_documents
 from atlas_memory.data.tokenizers import Encoder, load_tokenizer
 from atlas_memory.data.tokenizing import tokenise

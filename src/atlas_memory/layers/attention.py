@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atlas_memory.checks import check_whole
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.layers.states import AttentionState
 from atlas_memory.ops.packing import Packing, joined_tail, last_rows
@@ -252,12 +253,10 @@ class Attention(nn.Module):
 
 
 def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, theta: float) -> None:
-    counts = {"dim": (dim, 1), "heads": (heads, 1), "persistent": (persistent, 0)}
-    if window is not None:
-        counts["window"] = (window, 1)
-    for name, (value, least) in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
+    check_whole("dim", dim)
+    check_whole("heads", heads)
+    check_whole("persistent", persistent, least=0)
+    check_whole("window", window, optional=True)
     if dim % (2 * heads):
         raise ValueError(f"dim={dim} must be an even multiple of heads={heads}: rotary positions turn pairs.")
     if not theta > 0:

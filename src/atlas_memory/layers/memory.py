@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atlas_memory.checks import check_whole
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
@@ -62,14 +63,9 @@ class Memory(nn.Module):
         **overrides: Any,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("dim", dim),
-            ("heads", heads),
-            ("convolution", convolution),
-            ("initial_rank", initial_rank),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+        sizes = {"dim": dim, "heads": heads, "convolution": convolution, "initial_rank": initial_rank}
+        for name, value in sizes.items():
+            check_whole(name, value)
         if spec is not None and not isinstance(spec, MemorySpec):
             raise ValueError(f"spec={spec!r} must be a MemorySpec; presets are named by `preset`.")
         self.spec = presets.make(preset, **overrides) if spec is None else spec.replace(**overrides)

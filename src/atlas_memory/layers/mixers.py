@@ -6,7 +6,7 @@ state; it answers with what is added to the stream and the new states of the par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -127,23 +127,14 @@ def memory_as_context(
     """
     x = parts.norm(x)
     live, before, looking = _before_the_call(parts, x, state)
-    outputs, starts, places = [], [0] * len(lengths), _Places(len(lengths), x.shape[1])
-    while True:
-        room = [parts.segment - n for n in looking.position]
-        counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
-        width = max(counts, default=0)
-        step, mask = take_rows(x, starts, width, counts), real_tokens(counts, width)
-        answers = parts.memory.recall(step, before)
-        before = parts.memory.asked(step, before, counts)
-        attended, looking = parts.attention(step, looking, beside=answers, mask=mask)
-        remembered, live = parts.memory(attended, live, mask=mask)
+    outputs, places = [], _Places(len(lengths), x.shape[1])
+    for step in _segments(x, lengths, places, parts.segment, looking.position):
+        answers = parts.memory.recall(step.tokens, before)
+        before = parts.memory.asked(step.tokens, before, step.counts)
+        attended, looking = parts.attention(step.tokens, looking, beside=answers, mask=step.mask)
+        remembered, live = parts.memory(attended, live, mask=step.mask)
         outputs.append(parts.union(attended, remembered))
-        places.add(starts, counts, width)
-        ended = [n == free for n, free in zip(counts, room, strict=True)]
-        before, looking = choose_rows(ended, live, before), looking.restarted(ended)
-        starts = [start + n for start, n in zip(starts, counts, strict=True)]
-        if all(start == n for start, n in zip(starts, lengths, strict=True)):
-            break
+        before, looking = choose_rows(step.ended, live, before), looking.restarted(step.ended)
     return places.gather(torch.cat(outputs, dim=1)), {"memory": live, "before": before, "attention": looking}
 
 
@@ -164,26 +155,41 @@ def memory_tokens(parts: Parts, x: Tensor, state: States, lengths: Sequence[int]
     if not isinstance(read, AttentionState) or not isinstance(live, AttentionState):
         nothing = x.new_zeros(batch, 0, 1, 1, 1)
         read, live = AttentionState(nothing, nothing, (0,) * batch), stack.begun(stack.first.expand(batch, -1, -1))
-    outputs, starts, places = [], [0] * batch, _Places(batch, x.shape[1])
-    while True:
-        room = [parts.segment + tokens - n for n in live.position]
-        counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
-        width = max(counts, default=0)
-        step, mask = take_rows(x, starts, width, counts), real_tokens(counts, width)
-        answers, live = stack(step, live, mask)
+    outputs, places = [], _Places(batch, x.shape[1])
+    for step in _segments(x, lengths, places, parts.segment, [n - tokens for n in live.position]):
+        answers, live = stack(step.tokens, live, step.mask)
         outputs.append(answers)
-        places.add(starts, counts, width)
-        ended = [n == free for n, free in zip(counts, room, strict=True)]
-        if any(ended):
-            live = live.replaced(ended, stack.begun(stack.memory(live)))
-        starts = [start + n for start, n in zip(starts, counts, strict=True)]
-        if all(start == n for start, n in zip(starts, lengths, strict=True)):
-            break
+        if any(step.ended):
+            live = live.replaced(step.ended, stack.begun(stack.memory(live)))
     position = tuple(n + new for n, new in zip(read.position, lengths, strict=True))
     return parts.norm(places.gather(torch.cat(outputs, dim=1))), {
         "read": AttentionState(read.keys, read.values, position),
         "attention": live,
     }
+
+
+class _Step(NamedTuple):
+    """Tokens of every row that lie in one segment of it."""
+
+    tokens: Tensor  # (B, T, dim)
+    mask: Tensor | None
+    counts: list[int]  # real tokens per row
+    ended: list[bool]  # whether the row's segment is full with them
+
+
+def _segments(x: Tensor, lengths: Sequence[int], places: _Places, size: int, filled: Sequence[int]) -> Iterator[_Step]:
+    """x (B, T, dim) step by step, each row on its own grid of segments, of which the first may be filled in part."""
+    starts, room = [0] * len(lengths), [size - n for n in filled]
+    while True:
+        counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
+        width = max(counts, default=0)
+        places.add(starts, counts, width)
+        room = [free - n for free, n in zip(room, counts, strict=True)]
+        yield _Step(take_rows(x, starts, width, counts), real_tokens(counts, width), counts, [n == 0 for n in room])
+        room = [free or size for free in room]
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
+        if all(start == n for start, n in zip(starts, lengths, strict=True)):
+            return
 
 
 class _Places:

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from atlas_memory.ops import MemoryState
 from atlas_memory.ops.packing import take_rows
-
-Rows = Tensor | Sequence[int]
-
-
-class Verbs:
-    """Everything that can be said once `map` is known."""
-
-    @abstractmethod
-    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same state with a function applied to every tensor."""
-
-    def detach(self) -> Self:
-        return self.map(Tensor.detach)
-
-    def clone(self) -> Self:
-        return self.map(Tensor.clone)
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Device or dtype, as Tensor.to."""
-        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+from atlas_memory.ops.state import Rows, Verbs, checked_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +130,3 @@ def choose_rows(chosen: Sequence[bool], new: MemoryState, old: MemoryState) -> M
         return torch.where(torch.tensor(chosen, device=a.device).reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     return new.updated({name: choose(name) for name in new.tensors}, position)
-
-
-def checked_rows(rows: Rows, batch: int) -> list[int]:
-    """Row numbers as host integers between 0 and the batch."""
-    indices = [int(r) for r in (rows.tolist() if isinstance(rows, Tensor) else rows)]
-    for r in indices:
-        if not -batch <= r < batch:
-            raise ValueError(f"rows={indices} must lie in a batch of {batch}.")
-    return [r % batch for r in indices]

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from atlas_memory.checks import check_whole
 from atlas_memory.layers.mixers import MIXERS
 from atlas_memory.spec import MemorySpec, presets
 
@@ -120,9 +121,7 @@ class AtlasConfig(PreTrainedConfig):
         counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         more = ("memory_heads", "sliding_window", "segment_length", "memory_tokens", "memory_token_layers")
         for name in (*counts, *more, "persistent_tokens"):
-            value, least = getattr(self, name), 0 if name == "persistent_tokens" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
+            check_whole(name, getattr(self, name), least=0 if name == "persistent_tokens" else 1)
         for name in ("rope_theta", "rms_norm_eps", "initializer_range"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

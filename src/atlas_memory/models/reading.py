@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
+from atlas_memory.checks import check_whole
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.models.inputs import check_token_ids
 
@@ -34,8 +35,7 @@ def read(
     progress: bool = True,
 ) -> AtlasCache:
     """See `AtlasModel.read`."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise ValueError(f"step={step!r} must be a whole number of at least 1.")
+    check_whole("step", step)
     cache = AtlasCache(len(model.layers)) if past_key_values is None else past_key_values
     device = model.embed_tokens.weight.device
     bar = Progress(

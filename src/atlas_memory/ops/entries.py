@@ -19,6 +19,7 @@ from torch import Tensor
 from atlas_memory.ops.dense import retract
 from atlas_memory.ops.features import Feature
 from atlas_memory.ops.packing import take_rows
+from atlas_memory.spec import MemorySpec
 
 if TYPE_CHECKING:
     from atlas_memory.ops.state import MemoryState
@@ -101,6 +102,12 @@ def retract_columns(weight: Tensor, root_mean_square: float) -> tuple[Tensor, Te
         return weight, weight.new_ones(rows, 1, 1)
     drawn, factors = retract(weight.mT.reshape(rows * count, width, 1), root_mean_square)
     return drawn.reshape(rows, count, width).mT, factors.reshape(rows, 1, count).amin(-1, keepdim=True)
+
+
+def retract_site(spec: MemorySpec, site: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight (R, out, in) of a site drawn back, entry by entry where it keeps one a token; and the factors."""
+    assert spec.retraction is not None
+    return (retract_columns if site in spec.cached_sites else retract)(x, spec.retraction)
 
 
 def join_entries(state: MemoryState) -> tuple[Entries, dict[str, Tensor]]:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.dense import retract
-from atlas_memory.ops.entries import Entries, align_tokens, join_entries, retract_columns, split_entries
+from atlas_memory.ops.entries import Entries, align_tokens, join_entries, retract_site, split_entries
 from atlas_memory.ops.state import MemoryState
 from atlas_memory.spec import MemorySpec
 
@@ -86,17 +85,15 @@ def align_entries(spec: MemorySpec, now: FastWeights, missing: Sequence[int]) ->
 def retract_all(spec: MemorySpec, now: FastWeights, where: Tensor | bool) -> tuple[FastWeights, dict[str, Tensor]]:
     """Fast weights and momentum drawn back into their ball, in the rows (R, 1, 1) that are due; factors by name."""
     factors: dict[str, Tensor] = {}
-    radius = spec.retraction
-    assert radius is not None
 
-    def back(name: str, x: Tensor) -> Tensor:
-        per_entry = name.removeprefix("weights.") in spec.cached_sites
-        drawn, factors[name] = (retract_columns if per_entry else retract)(x, radius)
+    def back(leaf: str, site: str, x: Tensor) -> Tensor:
+        name = f"{leaf}.{site}"
+        drawn, factors[name] = retract_site(spec, site, x)
         if isinstance(where, bool):
             return drawn
         factors[name] = torch.where(where, factors[name], 1)
         return torch.where(where, drawn, x)
 
-    weights = {site: back(f"weights.{site}", x) if site in spec.fast else x for site, x in now.weights.items()}
-    momentum = {site: back(f"momentum.{site}", x) for site, x in now.momentum.items()}
+    weights = {site: back("weights", site, x) if site in spec.fast else x for site, x in now.weights.items()}
+    momentum = {site: back("momentum", site, x) for site, x in now.momentum.items()}
     return now._replace(weights=weights, momentum=momentum), factors

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atlas_memory.checks import check_whole
+
 # X ← a X + b (XXᵀ) X + c (XXᵀ)² X. The first steps widen the range of singular values that is caught quickly
 # (minimax odd polynomials, each fitted to the range the one before leaves behind); the last one, repeated as long as
 # asked for, has 1 as an attracting fixed point, so that more steps mean a smaller error. Jordan's quintic has none.
@@ -42,8 +44,7 @@ def newton_schulz(matrix: Tensor, steps: int = 5, floor: float = 1e-6) -> Tensor
     """
     if matrix.ndim < 2:
         raise ValueError(f"matrix must have at least two dimensions, got shape {tuple(matrix.shape)}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number of at least 1.")
+    check_whole("steps", steps)
     if not floor > 0:
         raise ValueError(f"floor={floor!r} must be positive.")
     if not matrix.is_floating_point():

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops.call import Call, prepare, without_autocast
-from atlas_memory.ops.dense import retract
-from atlas_memory.ops.entries import Entries, join_entries, kernel_features, retract_columns, split_entries
+from atlas_memory.ops.entries import Entries, join_entries, kernel_features, retract_site, split_entries
 from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.networks import memory_network
 from atlas_memory.ops.newton_schulz import newton_schulz
@@ -329,11 +328,8 @@ def _bound_terms(
 
 
 def _retract(spec: MemorySpec, now: FastWeights) -> FastWeights:
-    radius = spec.retraction
-    assert radius is not None
-
     def back(site: str, x: Tensor) -> Tensor:
-        return (retract_columns if site in spec.cached_sites else retract)(x, radius)[0]
+        return retract_site(spec, site, x)[0]
 
     weights = {site: back(site, w) if site in spec.fast else w for site, w in now.weights.items()}
     return now._replace(weights=weights, momentum={site: back(site, s) for site, s in now.momentum.items()})

@@ -20,9 +20,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,16 +31,37 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from atlas_memory.files import write_whole
-from atlas_memory.ops.dense import retract
-from atlas_memory.ops.entries import retract_columns
+from atlas_memory.ops.entries import retract_site
+from atlas_memory.ops.packing import whole_numbers
 from atlas_memory.spec import MemorySpec
 
 FORMAT = "atlas-memory-state"
 FORMAT_VERSION = 1
 
 
+Rows = Tensor | Sequence[int]
+
+
+class Verbs:
+    """What every state can do once `map` is known."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with a function applied to every tensor."""
+
+    def detach(self) -> Self:
+        return self.map(Tensor.detach)
+
+    def clone(self) -> Self:
+        return self.map(Tensor.clone)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Device or dtype, as Tensor.to."""
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+
 @dataclasses.dataclass(frozen=True)
-class MemoryState:
+class MemoryState(Verbs):
     spec: MemorySpec
     tensors: Mapping[str, Tensor]
     position: tuple[int, ...]  # tokens read, per row
@@ -89,25 +111,12 @@ class MemoryState:
     def map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
         return MemoryState(self.spec, {name: function(t) for name, t in self.tensors.items()}, self.position)
 
-    def detach(self) -> MemoryState:
-        return self.map(Tensor.detach)
-
-    def clone(self) -> MemoryState:
-        return self.map(Tensor.clone)
-
-    def to(self, *args: Any, **kwargs: Any) -> MemoryState:
-        """Device or dtype, as Tensor.to."""
-        return self.map(lambda tensor: tensor.to(*args, **kwargs))
-
-    def select(self, rows: Tensor | Sequence[int]) -> MemoryState:
+    def select(self, rows: Rows) -> MemoryState:
         """The state of these rows, in this order; rows may repeat (beam search)."""
-        indices = [int(r) for r in (rows.tolist() if isinstance(rows, Tensor) else rows)]
-        for r in indices:
-            if not -self.batch <= r < self.batch:
-                raise ValueError(f"rows={indices} must lie in a batch of {self.batch}.")
+        indices = checked_rows(rows, self.batch)
         position = tuple(self.position[r] for r in indices)
         chosen = {
-            name: tensor.index_select(0, torch.tensor(indices, device=tensor.device) % self.batch)
+            name: tensor.index_select(0, torch.tensor(indices, device=tensor.device))
             for name, tensor in self.tensors.items()
         }
         return MemoryState(self.spec, chosen, position).with_entries_aligned()
@@ -197,6 +206,15 @@ class MemoryState:
         return state
 
 
+def checked_rows(rows: Rows, batch: int) -> list[int]:
+    """Row numbers as host integers between 0 and the batch."""
+    indices = whole_numbers("rows", rows)
+    for r in indices:
+        if not -batch <= r < batch:
+            raise ValueError(f"rows={indices} must lie in a batch of {batch}.")
+    return [r % batch for r in indices]
+
+
 def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gate_names: Sequence[str]) -> MemoryState:
     """The state before the first token. `initial`: {site: (H, out, in)}, shared by the rows and differentiable."""
     some = next(iter(initial.values()))
@@ -213,8 +231,8 @@ def fresh_state(spec: MemorySpec, initial: Mapping[str, Tensor], batch: int, gat
     tensors: dict[str, Tensor] = {}
     for site in shapes:
         weight = initial[site]
-        if spec.retracts and spec.retraction is not None:
-            weight, _ = (retract_columns if site in spec.cached_sites else retract)(weight, spec.retraction)
+        if spec.retracts:
+            weight, _ = retract_site(spec, site, weight)
         tensors[f"weights.{site}"] = rows(weight)
     if spec.kernel:
         tensors["pairs"] = rows(initial["pairs"])

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.data.options import TEXT_SUFFIXES, check_choice, check_whole
+from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.data.options import TEXT_SUFFIXES
 from atlas_memory.data.sources import TextFiles
 from atlas_memory.files import write_json, write_whole
 from atlas_memory.models.accounting import count_parameters, fitted_config

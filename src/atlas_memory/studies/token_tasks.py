@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.folders import replace_folder
-from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.files import write_whole
 from atlas_memory.layers import Memory
 from atlas_memory.models import AtlasConfig, AtlasForCausalLM

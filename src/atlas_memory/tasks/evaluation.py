@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data import IGNORED, load_tokenizer
-from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.files import check_output, digest_of, write_json
 from atlas_memory.models import AtlasCache

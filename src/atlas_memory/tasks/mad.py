@@ -54,8 +54,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data.batch import IGNORED
-from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.tasks.samples import Cell, Examples
 
 

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data.batch import IGNORED
-from atlas_memory.data.options import check_choice, check_whole
 from atlas_memory.tasks.samples import Cell, Examples
 
 _ROWS = 1024  # at once: a public training set would take gigabytes

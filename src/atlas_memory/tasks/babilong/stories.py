@@ -30,7 +30,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from atlas_memory.data.options import check_choice
+from atlas_memory.checks import check_choice
 from atlas_memory.tasks.babilong.facts import TASKS, Question, Story
 from atlas_memory.tasks.babilong.language import (
     ABSENT,

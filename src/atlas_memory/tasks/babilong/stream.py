@@ -21,7 +21,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from atlas_memory.data.options import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Asked, asked, measuring_files, read_stories
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.background import BUILTIN, Background, open_background

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.lessons import Cut, check_options
-from atlas_memory.data.options import check_choice, check_text, check_whole
+from atlas_memory.data.options import check_text
 from atlas_memory.data.tokenizers import Encoder
 from atlas_memory.tasks.babilong.confusing import Confusing
 from atlas_memory.tasks.babilong.facts import (
