@@ -66,6 +66,7 @@ def test_rows_of_a_batch_never_touch(preset: str) -> None:
 
 
 LENGTHS = [COUNT, CHUNK, 1, 0, CHUNK + 2]
+UNLIKE = [1, 2 * CHUNK + 3, 0, 2, 1, 3, 1]  # read in groups: side by side, most would be padding
 
 
 def _padded(lengths: list[int], side: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -107,12 +108,13 @@ def test_padding_gets_no_gradient(preset: str) -> None:
     assert gradient[mask == 1].any(dim=-1).all()
 
 
+@pytest.mark.parametrize("counts", [LENGTHS, UNLIKE], ids=["like", "unlike"])
 @pytest.mark.parametrize("preset", presets.names())
-def test_packing_equals_separate_sequences(preset: str) -> None:
+def test_packing_equals_separate_sequences(preset: str, counts: list[int]) -> None:
     """One row of many sequences; the state has a row for each, and goes on from there."""
     memory, state = small_memory(preset), None
-    states: list[MemoryState | None] = [None] * len(LENGTHS)
-    for seed, lengths in enumerate((LENGTHS, LENGTHS[::-1])):
+    states: list[MemoryState | None] = [None] * len(counts)
+    for seed, lengths in enumerate((counts, counts[::-1])):
         bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
         x = tokens(1, bounds[-1], seed=seed)
         y, state = memory(x, state, cu_seqlens=torch.tensor(bounds))

@@ -74,9 +74,11 @@ def test_padding_equals_separate_sequences(mixer: str, preset: str, side: str) -
             assert_same_state(state.select([row]), alone[row])
 
 
+@pytest.mark.parametrize("bounds", [[0, 3, 3, SEGMENT + 4, COUNT], [0, 1, 2, 2, COUNT - 2, COUNT - 1, COUNT]])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_packing_equals_separate_sequences(mixer: str) -> None:
-    block, x, bounds = small_block(mixer, "titans"), tokens(1, COUNT, DIM), [0, 3, 3, SEGMENT + 4, COUNT]
+def test_packing_equals_separate_sequences(mixer: str, bounds: list[int]) -> None:
+    """Side by side, and in groups of like length."""
+    block, x = small_block(mixer, "titans"), tokens(1, COUNT, DIM)
     y, state = block(x, cu_seqlens=bounds)
     for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
         expected, expected_state = block(x[:, begin:end])

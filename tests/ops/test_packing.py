@@ -90,6 +90,17 @@ def test_packed_sequences(as_tensor: bool) -> None:
     assert torch.equal(packing.pack(unpacked), x)
 
 
+def test_packed_sequences_of_unlike_lengths_are_not_laid_side_by_side() -> None:
+    assert Packing(1, 10, None, [0, 4, 7, 10]).groups() == [[0, 1, 2]]
+    assert Packing(2, 4, torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]), None).groups() == [[0, 1]]
+    assert Packing(1, 0, None, [0, 0, 0]).groups() == [[0, 1]]
+    many = Packing(1, 2048 + 128 * 8, None, [0, 2048, *range(2056, 3073, 8)])
+    groups = many.groups()
+    assert groups == [list(range(1, 129)), [0]]
+    parts = [many.part(numbers) for numbers in groups]
+    assert sum(part.rows * max(part.lengths) for part in parts) == many.tokens
+
+
 @pytest.mark.parametrize(
     ("batch", "mask", "bounds", "named"),
     [

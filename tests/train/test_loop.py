@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atlas_memory.data import RowsConfig, SegmentRows, load_tokenizer, train_tokenizer
 from atlas_memory.models import AtlasCache, AtlasForCausalLM
-from atlas_memory.ops import MemoryState
+from atlas_memory.ops import MemoryState, Monitors
 from atlas_memory.tasks.babilong.training import Babilong
 from atlas_memory.train import DivergedError, Recipe, train
 from atlas_memory.train import loop as loop_module
@@ -164,6 +164,8 @@ def test_a_leak_is_a_write_in_the_background() -> None:
         model.model(ids, attention_mask=batch.mask)
     everything = dataclasses.replace(batch, background=batch.mask)
     assert torch.allclose(mean_leak(seen, everything), mean_write(seen))
+    few, many = Monitors(mean_write=torch.tensor(1.0), tokens=10), Monitors(mean_write=torch.tensor(0.0), tokens=30)
+    assert mean_write([few, many]) == 0.25  # groups of sequences count by their tokens
     read = batch.background[:, : int(batch.lengths.max())]
     expected = [monitor.writes[read].mean() * read.sum() for monitor in seen]
     assert torch.allclose(mean_leak(seen, batch), torch.stack(expected).mean() / batch.mask.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers.attention import Attention
+from atlas_memory.layers.groups import read_in_groups
 from atlas_memory.layers.memory import Memory
 from atlas_memory.layers.mixers import MIXERS, GatedUnion, Parts, TokenStack
 from atlas_memory.layers.norm import RMSNorm
@@ -104,6 +106,9 @@ class Block(Parts):
         """
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         self.check_state(state)
+        return read_in_groups(functools.partial(self._read, last), BlockState.cat, packing, x, state)
+
+    def _read(self, last: bool, packing: Packing, x: Tensor, state: BlockState | None) -> tuple[Tensor, BlockState]:
         x = packing.unpack(x)
         before = {} if state is None else dict(state.parts)
         update, states = MIXERS[self.mixer].run(self, x, before, packing.lengths, last)

@@ -8,6 +8,7 @@ Shapes: B batch, T tokens, H heads, D key width, V value width, K convolution wi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from atlas_memory.checks import check_whole
 from atlas_memory.layers.gates import TokenGates
+from atlas_memory.layers.groups import read_in_groups
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.call import without_autocast
@@ -116,7 +118,7 @@ class Memory(nn.Module):
         def operator(*arguments: Any, **options: Any) -> tuple[Tensor, MemoryState]:
             return memorize(*arguments, recompute=recompute, monitors=monitors, **options)
 
-        return self._read(operator, x, state, mask, cu_seqlens, check_finite)
+        return self._read(operator, x, state, mask, cu_seqlens, check_finite, together=monitors is not None)
 
     def reference(
         self,
@@ -155,13 +157,25 @@ class Memory(nn.Module):
         mask: Tensor | None,
         cu_seqlens: Tensor | Sequence[int] | None,
         check_finite: bool | None,
+        together: bool = False,
     ) -> tuple[Tensor, MemoryState]:
+        """together: packed sequences side by side, whatever their lengths."""
         self._check_input(x, check_finite)
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         if state is not None:
             if not isinstance(state, MemoryState):
                 raise ValueError(f"state must be a MemoryState or None, got {type(state).__name__}.")
             state.check(self.spec, packing.rows, x.device)
+        read = functools.partial(self._read_rows, operator)
+        return read(packing, x, state) if together else read_in_groups(read, MemoryState.cat, packing, x, state)
+
+    def _read_rows(
+        self,
+        operator: Callable[..., tuple[Tensor, MemoryState]],
+        packing: Packing,
+        x: Tensor,
+        state: MemoryState | None,
+    ) -> tuple[Tensor, MemoryState]:
         x = cap(packing.unpack(x), LARGEST_INPUT)
         tail = self._tail(state, x)
         raw = self.tokens(x)

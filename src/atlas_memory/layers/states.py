@@ -42,6 +42,17 @@ class AttentionState(Verbs):
         chosen = self.map(lambda tensor: tensor.index_select(0, torch.tensor(indices, device=tensor.device)))
         return dataclasses.replace(chosen, position=tuple(self.position[r] for r in indices))
 
+    @staticmethod
+    def cat(states: Sequence[AttentionState]) -> AttentionState:
+        """Rows of several states, one below the other; those that keep fewer places get empty ones before."""
+        places = max(state.keys.shape[1] for state in states)
+
+        def joined(name: str) -> Tensor:
+            leaves = (getattr(state, name) for state in states)
+            return torch.cat([take_rows(x, [x.shape[1] - places] * len(x), places) for x in leaves])
+
+        return AttentionState(joined("keys"), joined("values"), tuple(n for state in states for n in state.position))
+
     def last(self, places: int) -> AttentionState:
         """With no more than the last places."""
         return self.map(lambda tensor: tensor[:, max(tensor.shape[1] - places, 0) :])
@@ -99,6 +110,17 @@ class BlockState(Verbs):
         """The state of these rows, in this order; rows may repeat (beam search)."""
         indices = checked_rows(rows, self.batch)
         return BlockState({name: part.select(indices) for name, part in self.parts.items()})
+
+    @staticmethod
+    def cat(states: Sequence[BlockState]) -> BlockState:
+        """Rows of several states of one block, one below the other."""
+
+        def joined(name: str) -> MemoryState | AttentionState:
+            parts = [state.parts[name] for state in states]
+            memories = [part for part in parts if isinstance(part, MemoryState)]
+            return MemoryState.cat(memories) if memories else AttentionState.cat(parts)  # type: ignore[arg-type]
+
+        return BlockState({name: joined(name) for name in states[0].parts})
 
     def restarted(self, rows: Sequence[bool], fresh: BlockState) -> BlockState:
         """The marked rows as in `fresh`, a state that has read nothing; gradients reach what it starts from."""

@@ -46,15 +46,16 @@ class AtlasDecoderLayer(GradientCheckpointingLayer):
         x: Tensor,
         state: BlockState | None = None,
         mask: Tensor | None = None,
+        cu_seqlens: Sequence[int] | None = None,
         keep_state: bool = True,
         last: bool = False,
         fresh: Sequence[bool] = (),
     ) -> tuple[Tensor, BlockState | None]:
         if state is not None and any(fresh):
-            state = state.restarted(fresh, self.block(x[:, :0])[1])
+            state = state.restarted(fresh, self.block(x.new_zeros(len(fresh), 0, x.shape[-1]))[1])
         if state is not None and self.training:
             x = self._touching_initial_weights(x)
-        x, state = self.block(x, state, mask=mask, last=last)
+        x, state = self.block(x, state, mask=mask, cu_seqlens=cu_seqlens, last=last)
         return x, state if keep_state else None
 
     def _touching_initial_weights(self, x: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class AtlasPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["AtlasDecoderLayer"]  # noqa: RUF012
     # states live where their layer does, masks on the host
-    _skip_keys_device_placement = ["past_key_values", "state", "mask"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "state", "mask", "cu_seqlens"]  # noqa: RUF012
     _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -177,24 +178,26 @@ class AtlasModel(AtlasPreTrainedModel):
         mask = mask_of_new_tokens(attention_mask, batch, tokens, 0 if cache is None else cache.get_seq_length())
         bounds = packed_bounds(cu_seqlens, cu_seq_lens_q, position_ids, attention_mask, batch)
         packing = Packing(batch, tokens, mask, bounds)
-        x = packing.unpack(x)
-        right_padding = real_tokens(packing.lengths, x.shape[1])
-        columns = tokens if bounds is None else x.shape[1]
+        columns = tokens if bounds is None else max(packing.lengths)
+        padding = packing if bounds is None else Packing(batch, tokens, None, None)  # packed rows are the layers' own
+        x = padding.unpack(x)
+        right_padding = real_tokens(padding.lengths, x.shape[1])
         seen, states = [], []
         for place, layer in enumerate(self.layers):
             seen += [x] if output_hidden_states else []
             state = None if cache is None else cache.layers[place].state
             last = only_cache and place == len(self.layers) - 1
-            x, state = layer(x, state=state, mask=right_padding, keep_state=keep, last=last, fresh=fresh)
+            options = {"mask": right_padding, "cu_seqlens": packing.bounds, "last": last, "fresh": fresh}
+            x, state = layer(x, state=state, keep_state=keep, **options)
             states.append(state)
         if cache is not None:  # all layers, or, after an error in one of them, none
             cache.advance(states, columns)
         if only_cache:
             return BaseModelOutputWithPast(past_key_values=cache)
         x = self.norm(x)
-        outputs: dict[str, Any] = {"last_hidden_state": packing.pack(x), "past_key_values": cache}
+        outputs: dict[str, Any] = {"last_hidden_state": padding.pack(x), "past_key_values": cache}
         if output_hidden_states:
-            outputs["hidden_states"] = tuple(packing.pack(y) for y in [*seen, x])
+            outputs["hidden_states"] = tuple(padding.pack(y) for y in [*seen, x])
         return BaseModelOutputWithPast(**outputs)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

@@ -38,7 +38,7 @@ from atlas_memory.ops.entries import kernel_features, unexpired
 from atlas_memory.ops.exact_matrix import ImpulseChunk, impulse_chunk, impulse_errors, impulse_tokens
 from atlas_memory.ops.fast_weights import FastWeights, align_entries, choose, of_state, retract_all, to_tensors
 from atlas_memory.ops.features import Feature
-from atlas_memory.ops.monitors import Monitors, Record, mean_write, surprise_of
+from atlas_memory.ops.monitors import Monitors, Record, surprise_of
 from atlas_memory.ops.networks import Factors, Network, memory_network
 from atlas_memory.ops.optimizers import Coefficients, Gates, linear_coefficients, muon_coefficients
 from atlas_memory.ops.packing import take_rows
@@ -181,7 +181,7 @@ def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor
     ]
     if monitors is not None:
         monitors.join([watcher for watcher in watchers if watcher is not None], back)
-        monitors.mean_write = mean_write(call.gates, call.lengths, call.keys)
+        monitors.watch_writes(call)
     return torch.cat([outputs for outputs, _ in parts])[back], MemoryState.cat([s for _, s in parts]).select(back)
 
 

@@ -73,8 +73,8 @@ class Monitors:
 
     surprise, context_surprise (B, T, H); limiter {site: ℓ (B, T, H)}, 1 where it did not act; retraction
     {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor, of an infinite
-    layer those of its vectors; gates as they were
-    used; mean_write: the mean of η·γ over real tokens, differentiable, for a training loss to penalise.
+    layer those of its vectors; gates as they were used; mean_write: the mean of η·γ over real tokens, differentiable,
+    for a training loss to penalise; tokens: how many these are.
     """
 
     surprise: Tensor | None = None
@@ -84,6 +84,7 @@ class Monitors:
     weight_norms: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gates: Gates | None = None
     mean_write: Tensor | None = None
+    tokens: int = 0
     _records: list[Record] = dataclasses.field(default_factory=list, repr=False)
 
     @property
@@ -99,7 +100,8 @@ class Monitors:
         """Join the records of a call. `unaligned`: (R, L) → (B, T, H)."""
         batch, heads = call.keys.shape[0], call.keys.shape[2]
         records, self._records = self._records, []
-        self.gates, self.mean_write = call.gates, mean_write(call.gates, call.lengths, call.keys)
+        self.watch_writes(call)
+        self.gates = call.gates
         self.weight_norms = {site: safe_norm(x, (-2, -1)).reshape(batch, heads) for site, x in now.weights.items()}
         leaves = [f"weights.{site}" for site in call.spec.fast] + [f"momentum.{site}" for site in now.momentum]
         self.retraction = {leaf: call.keys.new_ones(batch, heads) for leaf in leaves if call.spec.retracts}
@@ -118,6 +120,9 @@ class Monitors:
         for record in records:
             for leaf, factor in record.retraction.items():
                 self.retraction[leaf] = torch.minimum(self.retraction[leaf], factor.reshape(batch, heads))
+
+    def watch_writes(self, call: Call) -> None:
+        self.mean_write, self.tokens = mean_write(call.gates, call.lengths, call.keys), sum(call.lengths)
 
     @staticmethod
     def _aligned_length(call: Call) -> list[int]:

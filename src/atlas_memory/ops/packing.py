@@ -16,6 +16,9 @@ from torch import Tensor
 
 Lengths = Sequence[int]
 
+# Packed sequences are worked on side by side as long as that takes at most so many times their tokens.
+MOST_PADDING = 2
+
 
 def whole_numbers(name: str, numbers: Tensor | Sequence[int]) -> list[int]:
     """As integers of the host; fractions are refused, not cut off."""
@@ -101,6 +104,18 @@ class Packing:
     @property
     def rows(self) -> int:
         return len(self.lengths)
+
+    def groups(self) -> list[list[int]]:
+        """Packed sequences by like length: side by side, each costs as much as the longest. As a rule, all are one."""
+        if self.bounds is None or self.rows * max(self.lengths) <= MOST_PADDING * self.tokens:
+            return [list(range(self.rows))]
+        sizes = [max(n, 1).bit_length() for n in self.lengths]
+        return [[row for row, size in enumerate(sizes) if size == chosen] for chosen in sorted(set(sizes))]
+
+    def part(self, numbers: Sequence[int]) -> Packing:
+        """Of some packed sequences, one after the other."""
+        bounds = [0, *itertools.accumulate(self.lengths[number] for number in numbers)]
+        return Packing(1, bounds[-1], None, bounds)
 
     def unpack(self, x: Tensor) -> Tensor:
         """(B, T, ...) → (rows, longest, ...)."""

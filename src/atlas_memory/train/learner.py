@@ -70,8 +70,9 @@ def watched(model: nn.Module, watch: bool = True) -> Iterator[list[Monitors]]:
 
 
 def mean_write(monitors: Sequence[Monitors]) -> Tensor:
-    """Of all memories, differentiable."""
-    return torch.stack([monitor.mean_write for monitor in monitors if monitor.mean_write is not None]).mean()
+    """Of all memories and tokens, differentiable."""
+    written = [monitor.mean_write * monitor.tokens for monitor in monitors if monitor.mean_write is not None]
+    return torch.stack(written).sum() / max(1, sum(monitor.tokens for monitor in monitors))
 
 
 def mean_leak(monitors: Sequence[Monitors], batch: Batch) -> Tensor:
