@@ -19,7 +19,7 @@ from benchmarks.registry import Measured, Run, at_least, at_most, measurement
 from benchmarks.timing import interleave, matmul, matmul_flops_per_second, ratio
 
 ROWS = 8
-EARLY, LATE, QUICK_LATE = 10 * STEP, 10_000_000, 20 * STEP
+EARLY, LATE, QUICK_LATE = 10_000, 10_000_000, 40 * STEP
 CONTEXTS, QUICK_CONTEXTS = (1024, 4096, 16_384, 65_536, 262_144), (1024, 2048)
 
 
