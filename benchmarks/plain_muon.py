@@ -68,7 +68,7 @@ def _chunk(
     scale = 1 / math.sqrt(0.425 * spec.hidden_width)
     gradients = _gradients(anchor, keys, values, scale)  # {site: (R, C, out, in)}
     momenta = {site: _recurrence(persistence, momentum[site], gradient) for site, gradient in gradients.items()}
-    moves = {site: -step[..., None, None] * _orthogonal(m, spec.newton_schulz_steps) for site, m in momenta.items()}
+    moves = {site: -step[..., None, None] * _orthogonal(spec, m) for site, m in momenta.items()}
     weights = {site: _recurrence(retention, anchor[site], move) for site, move in moves.items()}
     hidden = F.gelu(torch.einsum("rci,rcoi->rco", queries, weights["up"])) * scale
     answers = queries + torch.einsum("rci,rcoi->rco", hidden, weights["down"])
@@ -98,12 +98,12 @@ def _recurrence(gate: Tensor, start: Tensor, impulses: Tensor) -> Tensor:
     return gathered + log_decay.exp()[..., None, None] * start[:, None]
 
 
-def _orthogonal(matrix: Tensor, steps: int) -> Tensor:
+def _orthogonal(spec: MemorySpec, matrix: Tensor) -> Tensor:
     """Newton–Schulz, unrolled under autograd. (R, C, out, in)."""
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.mT if tall else matrix
-    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * 1.01 + 1e-6)
-    for a, b, c in schedule(steps):
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * 1.01 + spec.momentum_floor)
+    for a, b, c in schedule(spec.newton_schulz_steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
