@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from functools import partial
 
+import torch
+
+from atlas_memory.ops import memorize
 from benchmarks.flops import chunk_products, forward_flops
 from benchmarks.registry import Measured, Run, at_least, measurement
 from benchmarks.subjects import STANDARD, operator_arguments
 from benchmarks.timing import interleave, matmul, matmul_flops_per_second
 
 
-def fraction(run: Run, backward: bool) -> Measured:
+def fraction(run: Run, backward: bool, compiled: bool) -> Measured:
     """Necessary operations per second of `memorize`, over those of a 2048³ float32 product in the same run."""
     arguments = operator_arguments("titans")
-    candidates = {"memorize": partial(arguments.work().run, backward), "matmul": matmul()}
+    operator = torch.compile(memorize, fullgraph=True, dynamic=False) if compiled else memorize
+    candidates = {"memorize": partial(arguments.work(operator).run, backward), "matmul": matmul()}
     seconds = interleave(candidates, run.repetitions(15))
     size = (STANDARD.batch, STANDARD.tokens, STANDARD.heads)
     passes = 3 if backward else 1  # every product has two in the backward pass
@@ -34,10 +39,10 @@ def fraction(run: Run, backward: bool) -> Measured:
     return Measured(counted / taken / peak["median"], raw, note)
 
 
-for passes, backward, wanted in (("forward", False, 0.45), ("forward_backward", True, 0.40)):
+TARGETS = {"forward": 0.45, "forward_backward": 0.40}
+for (passes, wanted), compiled in itertools.product(TARGETS.items(), (False, True)):
+    subject, suffix = ("`titans`, compiled", ".compiled") if compiled else ("`titans`", "")
+    words = f"{subject}, necessary operations only, {passes.replace('_', ' + ')}"
     measurement(
-        f"matmul_fraction.{passes}",
-        f"fraction of matmul speed, `memorize` of `titans`, necessary operations only, {passes.replace('_', ' + ')}",
-        "%",
-        at_least(wanted),
-    )(partial(fraction, backward=backward))
+        f"matmul_fraction.{passes}{suffix}", f"fraction of matmul speed, `memorize` of {words}", "%", at_least(wanted)
+    )(partial(fraction, backward=passes == "forward_backward", compiled=compiled))

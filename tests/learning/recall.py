@@ -2,7 +2,9 @@
 
 A fact is a key token followed by a value token. Facts lie at random places of a stretch of noise; every key is given
 in each of two rounds, with two values, of which the last counts. After a gap of noise alone, each key is shown once
-more, and its value is to be predicted. Chance is one in the number of values.
+more, and its value is to be predicted. Chance is one in the number of values. Lessons begin without the gap: what is
+hard to find is how a key and its value are bound, and the gap makes looking for it slow. Accuracies are those of the
+whole task.
 
     python -m tests.learning.recall atlas --gap 200 --steps 600 --set momentum_floor=1e-6
 """
@@ -85,6 +87,16 @@ class TwoLayers(nn.Module):
         return self.head(self.norms[4](x))
 
 
+# The gap grows from nothing to its length between these shares of the steps.
+GROWING = (0.6, 0.9)
+
+
+def lesson(task: Task, done: float) -> Task:
+    """What is learned when this share of the steps is done."""
+    begin, end = GROWING
+    return dataclasses.replace(task, gap=round(task.gap * min(max((done - begin) / (end - begin), 0.0), 1.0)))
+
+
 def train(
     model: nn.Module,
     task: Task,
@@ -103,7 +115,7 @@ def train(
         optimizer, lambda step: min((step + 1) / warm_up, 1.0) * (1 - 0.9 * step / steps)
     )
     for step in range(1, steps + 1):
-        tokens, targets = task.batch(batch, generator)
+        tokens, targets = lesson(task, step / steps).batch(batch, generator)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()

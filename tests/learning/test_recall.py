@@ -19,11 +19,9 @@ def test_short_recall_is_learned(preset: str) -> None:
     assert train(model, SHORT, steps=150, batch=32, rate=6e-3) >= 0.9
 
 
-# A dot product only adds to what was written before. Without forgetting it cannot overwrite, and with it not one fact
-# alone: to these, every fact is told once. `swla` and `transformer` learn to overwrite all the same.
-TOLD_ONCE = {"linear_attention", "gated_linear_attention", "dla", "deep_transformer", "swdt"}
-# Steps to 90 %, where 600 are not enough.
-STEPS = {"gated_linear_attention": 1200, "omeganet": 1000, "deep_transformer": 1200, "swdt": 1200}
+# A dot product only adds to what was written before. Deep ones with infinite features do not learn to overwrite, linear
+# attention hardly does: to these, every fact is told once.
+TOLD_ONCE = {"linear_attention", "deep_transformer", "swdt"}
 
 
 @pytest.mark.slow
@@ -32,4 +30,4 @@ def test_recall_after_two_hundred_tokens_is_learned(preset: str) -> None:
     task = Task(gap=200, rounds=1 if preset in TOLD_ONCE else 2)
     torch.manual_seed(0)
     model = TwoLayers(task.vocabulary, preset, key_width=16, chunk=16)
-    assert train(model, task, steps=STEPS.get(preset, 600), batch=32, rate=6e-3) >= 0.9
+    assert train(model, task, steps=600, batch=32, rate=6e-3) >= 0.9

@@ -22,6 +22,8 @@ from atlas_memory.layers import Memory
 from atlas_memory.studies import token_tasks
 from atlas_memory.studies.language_models import FIGURE, RESULTS, TABLE
 from atlas_memory.studies.token_tasks import (
+    BUDGETS,
+    MAD,
     MQAR,
     Budget,
     Measured,
@@ -33,7 +35,7 @@ from atlas_memory.studies.token_tasks import (
     markdown,
     run_study,
 )
-from atlas_memory.tasks import mad
+from atlas_memory.tasks import mad, mqar
 from atlas_memory.tasks.evaluation import Request
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Examples
@@ -170,6 +172,22 @@ def test_losses_fall(task: str) -> None:
     inputs, targets = mad.training(task)
     losses = learn(Pupil(trial, study), [Examples(inputs[:8], targets[:8])], study.budget, 0, "", progress=False)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_public_budgets_are_the_published_passes_over_the_examples() -> None:
+    assert tuple(BUDGETS) == tuple(mqar.SCALES)[::-1] == tuple(mad.SCALES)[::-1]
+    budget = BUDGETS["public"][MAD]
+    assert budget.steps_on(12_800) == 20_000 and budget.steps_on(256) == 400
+    assert BUDGETS["public"][MQAR].steps_on(180_000) == 22_500
+    assert BUDGETS["small"][MQAR].steps_on(180_000) == 800
+
+
+def test_passes_are_learned_in_the_place_of_steps() -> None:
+    study = Study(("memorization",), ("gated_deltanet",), (8,), budget=dataclasses.replace(TINY, epochs=3))
+    trial = Trial("gated_deltanet", "memorization", 8, 0)
+    examples = mad.training("memorization", "small", 0)
+    few = Examples(examples.inputs[:6], examples.targets[:6])
+    assert len(learn(Pupil(trial, study), [few], study.budget, 0, "", progress=False)) == 5  # 18 examples, 4 a step
 
 
 def test_data_are_the_same_for_all_models() -> None:

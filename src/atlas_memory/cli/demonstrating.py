@@ -15,7 +15,7 @@ from rich.text import Text
 
 from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.demonstration import Answered, Scene, Show
-from atlas_memory.demonstration.page import END_ONLY, WHOLE_TEXT, write_page
+from atlas_memory.demonstration.page import WITH_MEMORY, WITHOUT, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.demonstration.show import Reading
 from atlas_memory.files import check_output_folder
@@ -30,7 +30,7 @@ from atlas_memory.train import DivergedError, load_recipe
 from atlas_memory.train import train as run_training
 from atlas_memory.train.plot import figure_class
 
-RECIPE, DEFAULT = "demo", "shipped"
+RECIPE, DEFAULT, RIVAL = "demo", "shipped", "window"
 NEEDLE_LENGTHS, NEEDLE_SAMPLES = (1000, 4000, 16_000), 4
 CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
 
@@ -59,12 +59,14 @@ def demo(
         scene = Scene(length, book, seed)
         folder = _trained(out) if train else model_folder(model or DEFAULT)
         ours, reading = _read(scene, folder)
-        end_only, end = _read_end(scene, folder)
-        answers = list(zip(ours.ask(scene.questions), end_only.ask(scene.questions), strict=True))
+        rival = Show(model_folder(RIVAL))
+        near = _asked(rival, Scene(0, book, seed))  # the facts alone
+        far = _asked(rival, scene, last=round(characters_of(_reach(rival))))  # of the text, all that it can see
+        answers = list(zip(ours.ask(scene.questions), far, strict=True))
         console.print(_table(answers))
         out.mkdir(parents=True, exist_ok=True)
         drawn = _figures(folder, out, book)
-        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading, end))
+        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading, rival, near))
     except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
     console.print(f"Open {out / PAGE} to see it again.", markup=False)
@@ -77,7 +79,7 @@ def _one_length(tokens: str) -> int:
     return length
 
 
-def _numbers(length: int, show: Show, reading: Reading, end: Reading) -> dict[str, str]:
+def _numbers(length: int, show: Show, reading: Reading, rival: Show, near: list[Answered]) -> dict[str, str]:
     """As the page names them."""
     return {
         "length": f"{length:,}",
@@ -86,7 +88,9 @@ def _numbers(length: int, show: Show, reading: Reading, end: Reading) -> dict[st
         "seconds": f"{reading.seconds:,.0f}",
         "speed": f"{reading.tokens / reading.seconds:,.0f}",
         "state_bytes": f"{reading.state_bytes:,}",
-        "end_tokens": f"{end.tokens:,}",
+        "rival_parameters": f"{rival.model.num_parameters():,}",
+        "rival_reach": f"{_reach(rival):,}",
+        "rival_near": f"{sum(answer.right for answer in near)} of {len(near)}",
     }
 
 
@@ -120,19 +124,22 @@ def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
     return show, reading
 
 
-def _read_end(scene: Scene, folder: Path) -> tuple[Show, Reading]:
-    """The same model with an empty memory, before only as much of the end of the text as its attention can see."""
-    show = Show(folder)
-    config = show.model.config
-    last = round(characters_of(config.sliding_window * config.num_hidden_layers))
-    *_, reading = show.read(scene, last)
-    return show, reading
+def _reach(rival: Show) -> int:
+    """How many tokens back a model of sliding windows sees at most: two in a layer, one of them in a memory's place."""
+    return int(2 * rival.model.config.sliding_window * rival.model.config.num_hidden_layers)
+
+
+def _asked(show: Show, scene: Scene, last: int | None = None) -> list[Answered]:
+    """last: as of `Show.read`."""
+    for _ in show.read(scene, last):
+        pass
+    return show.ask(scene.questions)
 
 
 def _table(answers: list[tuple[Answered, Answered]]) -> Table:
-    table = Table("question", "truth", WHOLE_TEXT, END_ONLY)
-    for ours, end_only in answers:
-        said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, end_only)]
+    table = Table("question", "truth", WITH_MEMORY, WITHOUT)
+    for ours, rival in answers:
+        said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, rival)]
         table.add_row(escape(ours.question.text), escape(ours.question.answer), *said)
     return table
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.checks import check_choice
 from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.studies import language_models, long_texts, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
@@ -66,7 +68,9 @@ def study_language_models(
 
 ALL_MODELS, ALL_LONG = ",".join(MODELS), ",".join(long_texts.MODELS)
 Models = Annotated[str, typer.Option(help="With commas between.")]
-Steps = Annotated[int, typer.Option(help="Of each model.", min=1)]
+Steps = Annotated[
+    int | None, typer.Option(help="Of each model; 800 of the small scale, as published of the public one.", min=1)
+]
 Seeds = Annotated[int, typer.Option(help="Runs of each model on each task.", min=1)]
 Scale = Annotated[str, typer.Option(help="small (minutes a model) or public.")]
 Out = Annotated[Path, typer.Option(help="Folder of the study; the same folder again goes on with it.")]
@@ -122,7 +126,7 @@ def study_mqar(
     out: Out,
     models: Models = ALL_MODELS,
     key_widths: Annotated[str, typer.Option(help="Of the memory's heads, with commas between.")] = "8,16,32",
-    steps: Steps = token_tasks.Budget.steps,
+    steps: Steps = None,
     seeds: Seeds = 1,
     scale: Scale = "small",
     quiet: Quiet = False,
@@ -131,7 +135,18 @@ def study_mqar(
 
     Example: atlas-memory study mqar --models transformer,gated_deltanet --key-widths 8 --steps 20 --out studies/mqar
     """
-    _study_tokens(out, (token_tasks.MQAR,), models, key_widths, steps, seeds, scale, quiet)
+    _study_tokens(
+        lambda: token_tasks.Study(
+            (token_tasks.MQAR,),
+            tuple(models.split(",")),
+            parse_counts("key_widths", key_widths),
+            seeds,
+            scale,
+            _budget(token_tasks.MQAR, scale, steps),
+        ),
+        out,
+        quiet,
+    )
 
 
 @studies.command("mad")
@@ -139,7 +154,7 @@ def study_mad(
     out: Out,
     models: Models = ALL_MODELS,
     tasks: Annotated[str, typer.Option(help="With commas between.")] = ",".join(mad.TASKS),
-    steps: Steps = token_tasks.Budget.steps,
+    steps: Steps = None,
     seeds: Seeds = 1,
     scale: Scale = "small",
     quiet: Quiet = False,
@@ -148,23 +163,30 @@ def study_mad(
 
     Example: atlas-memory study mad --models gated_deltanet --tasks memorization --steps 20 --out studies/mad
     """
-    _study_tokens(out, tuple(tasks.split(",")), models, "16", steps, seeds, scale, quiet)
+    _study_tokens(
+        lambda: token_tasks.Study(
+            tuple(tasks.split(",")),
+            tuple(models.split(",")),
+            seeds=seeds,
+            scale=scale,
+            budget=_budget(token_tasks.MAD, scale, steps),
+        ),
+        out,
+        quiet,
+    )
 
 
-def _study_tokens(
-    out: Path, tasks: tuple[str, ...], models: str, key_widths: str, steps: int, seeds: int, scale: str, quiet: bool
-) -> None:
+def _budget(kind: str, scale: str, steps: int | None) -> token_tasks.Budget:
+    check_choice("scale", scale, tuple(token_tasks.BUDGETS))
+    budget = token_tasks.BUDGETS[scale][kind]
+    return budget if steps is None else dataclasses.replace(budget, steps=steps, epochs=None)
+
+
+def _study_tokens(study: Callable[[], token_tasks.Study], out: Path, quiet: bool) -> None:
+    """study: made here, where what is wrong with its options is told."""
     speak()
     try:
-        study = token_tasks.Study(
-            tasks,
-            tuple(models.split(",")),
-            parse_counts("key_widths", key_widths),
-            seeds,
-            scale,
-            token_tasks.Budget(steps=steps),
-        )
-        token_tasks.run_study(study, out, progress=not quiet)
+        token_tasks.run_study(study(), out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
     typer.echo((out / token_tasks.TABLE).read_text(encoding="utf-8"))

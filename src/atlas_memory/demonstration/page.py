@@ -12,8 +12,7 @@ from atlas_memory.demonstration.show import Answered
 from atlas_memory.files import write_whole
 
 TEMPLATE = Path(__file__).with_name("page.html")
-# One model answers both times; the second time it began with an empty memory near the end of the text.
-WHOLE_TEXT, END_ONLY = "after the whole text", "same model, end of the text only"
+WITH_MEMORY, WITHOUT = "with a long-term memory", "without: a sliding window"
 
 
 def write_page(
@@ -23,23 +22,21 @@ def write_page(
     figures: Mapping[str, str],
     numbers: Mapping[str, Any],
 ) -> None:
-    """answers: after the whole text and after its end only. figures: file → caption. numbers: of the template."""
+    """answers: with a memory and without. figures: file → caption. numbers: of the template."""
     filled = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         numbers,
-        whole_text=WHOLE_TEXT,
-        end_only=END_ONLY,
+        with_memory=WITH_MEMORY,
+        without=WITHOUT,
         facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
-        rows="".join(_row(ours, end_only) for ours, end_only in answers),
+        rows="".join(_row(ours, rival) for ours, rival in answers),
         figures="".join(_figure(file, caption) for file, caption in figures.items()),
     )
     write_whole(out, filled)
 
 
-def _row(ours: Answered, end_only: Answered) -> str:
+def _row(ours: Answered, rival: Answered) -> str:
     cells = [html.escape(ours.question.text), html.escape(ours.question.answer)]
-    said = [
-        f'<td class="{"right" if a.right else "wrong"}">{html.escape(a.said) or "–"}</td>' for a in (ours, end_only)
-    ]
+    said = [f'<td class="{"right" if a.right else "wrong"}">{html.escape(a.said) or "–"}</td>' for a in (ours, rival)]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}{''.join(said)}</tr>"
 
 

@@ -88,7 +88,7 @@ class Attention(nn.Module):
             state.check(packing.rows, keys.device)
             state = state.to(keys.dtype)
             if self.window is None:  # of rows that stood beside longer ones, nothing but their own
-                state = state.last(max(state.position, default=0))
+                state = state.last(max((0, *state.position)))
         after = self._after(keys, values, state, packing.lengths)
         if last:
             return x, after
@@ -112,7 +112,7 @@ class Attention(nn.Module):
             if self.window is not None:  # what is not read yet are zeros on the left, here and there
                 return joined_tail(old, new, lengths, self.window - 1)
             ends = [old.shape[1] + n for n in lengths]
-            return last_rows(torch.cat([old, new], dim=1), ends, max(position, default=0), position)
+            return last_rows(torch.cat([old, new], dim=1), ends, max((0, *position)), position)
 
         return AttentionState(keep(state.keys, keys), keep(state.values, values), position)
 
@@ -144,7 +144,7 @@ class Attention(nn.Module):
         """(B or 1, Q, N + end): whether a token sees a place; None: all of them."""
         rows = torch.arange(begin, end, device=device)[:, None]
         columns = torch.arange(-past, end, device=device)
-        complete = min(position, default=past) >= past
+        complete = all(n >= past for n in position)
         if complete and end - begin == 1:
             return None  # one token, after all that is kept
         visible = columns <= rows
@@ -218,7 +218,7 @@ class Attention(nn.Module):
         places = torch.arange(2 * window, device=device)
         distance = places[window:, None] - places
         visible = (distance >= 0) & (distance < window)
-        if min(position, default=window) >= window - 1:
+        if all(n >= window - 1 for n in position):
             return visible[None, None], None
         together = len(set(position)) == 1
         rows = torch.tensor(position[:1] if together else position, device=device)

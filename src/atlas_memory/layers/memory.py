@@ -302,7 +302,8 @@ class InitialWeights(nn.Module):
             return None
         some = next(iter(self.full.values()))
         with without_autocast(some):  # they are read with in the working precision
-            weights = {site: left @ self.right[site] for site, left in self.left.items()} | dict(self.full)
+            weights = {site: left @ self.right[site] for site, left in self.left.items()}
+            weights |= dict(self.full.items())  # compilers take no ParameterDict for a mapping
         if self.spec.kernel:  # keys, like any other
             weights["pairs"] = normalise(weights["pairs"])
         return weights

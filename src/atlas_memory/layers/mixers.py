@@ -182,7 +182,7 @@ def _segments(x: Tensor, lengths: Sequence[int], places: _Places, size: int, fil
     starts, room = [0] * len(lengths), [size - n for n in filled]
     while True:
         counts = [min(free, n - start) for free, n, start in zip(room, lengths, starts, strict=True)]
-        width = max(counts, default=0)
+        width = max((0, *counts))
         places.add(starts, counts, width)
         room = [free - n for free, n in zip(room, counts, strict=True)]
         yield _Step(take_rows(x, starts, width, counts), real_tokens(counts, width), counts, [n == 0 for n in room])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "shipped"
 # Name on the command line → folder.
-SHIPPED = {"shipped": "memory"}
+SHIPPED = {"shipped": "memory", "window": "window"}
 
 
 def model_folder(name_or_path: str | Path) -> Path:

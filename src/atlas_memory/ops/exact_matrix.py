@@ -13,6 +13,7 @@ Shapes: (..., C, W, D) impulses of a chunk; I = C·W of them, flattened; R rows,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -157,11 +158,18 @@ class _UnitSolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         inverse, *solved = ctx.saved_tensors
         of_right = [None if gradient is None else inverse.mT @ gradient for gradient in gradients[1:]]
-        terms = [left @ side.mT for left, side in zip(of_right, solved, strict=True) if left is not None]
+        terms = [(left, side.mT) for left, side in zip(of_right, solved, strict=True) if left is not None]
         if gradients[0] is not None:
-            terms.append(inverse.mT @ gradients[0] @ inverse.mT)
-        of_lower = -sum(terms[1:], terms[0]).tril(-1) if terms else None
-        return of_lower, *of_right
+            terms.append((inverse.mT @ gradients[0], inverse.mT))
+        return _minus_products(terms, inverse.shape), *of_right
+
+
+def _minus_products(terms: Sequence[tuple[Tensor, Tensor]], shape: torch.Size) -> Tensor | None:
+    """−Σ A B below the diagonal, in the shape given; summed in place, as these are the largest tensors there are."""
+    total: Tensor | None = None
+    for left, right in ((a.flatten(0, -3), b.flatten(0, -3)) for a, b in terms):
+        total = torch.bmm(left, right).neg_() if total is None else total.baddbmm_(left, right, alpha=-1)
+    return None if total is None else total.tril_(-1).view(shape)
 
 
 def _window_limit(feature: Feature, keys: Tensor, omega: Tensor, momentum: Tensor | None) -> Tensor:

@@ -35,18 +35,21 @@ _log = logging.getLogger(__name__)
 def _after_attention(preset: str, **memory: Any) -> dict[str, Any]:
     """Two layers of a memory behind one of attention, as in the shipped model."""
     layers = ["sliding_attention", preset, preset]
-    memory = {"gates": "hard", "tie_retention": True, **memory}
     return {"preset": preset, "layer_types": layers, "num_hidden_layers": len(layers), "memory": memory}
+
+
+HARD: dict[str, Any] = {"gates": "hard", "tie_retention": True}
 
 
 # Name in the table → what distinguishes the model from the recipe's. Feed-forward layers make up for the parameters.
 MODELS: dict[str, dict[str, Any]] = {
-    "gated_deltanet": _after_attention("gated_deltanet", key_width=32),
-    "titans": _after_attention("titans", key_width=32),
+    "gated_deltanet": _after_attention("gated_deltanet", key_width=32, **HARD),
+    "titans": _after_attention("titans", key_width=32, **HARD),
     # Polynomial features grow with the square of the keys' width.
-    "omeganet": _after_attention("omeganet", key_width=16),
-    "atlas": _after_attention("atlas", key_width=16),
-    "window": {"preset": None, "layer_types": ["sliding_attention"] * 3, "num_hidden_layers": 3},
+    "omeganet": _after_attention("omeganet", key_width=16, **HARD),
+    "atlas": _after_attention("atlas", key_width=16, **HARD),
+    # A sliding window in the memory's place, with its short convolution: attention alone is slow to learn to bind.
+    "window": _after_attention("transformer", key_width=32, horizon=64),
     "memory_tokens": {
         "preset": None,
         "layer_types": ["memory_tokens"],

@@ -39,7 +39,7 @@ from atlas_memory.train.recipe import OptimizerConfig, ScheduleConfig
 from atlas_memory.train.schedule import factor, set_learning_rate
 
 FINAL, REPORT, MEASURED = "final", "report.json", "measured.json"
-MQAR = "mqar"
+MQAR, MAD = "mqar", "mad"
 PATIENCE = 10  # steps in a row with a loss or gradient that is not finite, before a trial has diverged
 NOT_FINITE = "holds NaN or infinite numbers"  # what memories say of such inputs
 GROUP_WIDTH = 0.8  # of the bars of a task, all models together
@@ -51,6 +51,7 @@ class Budget:
     """What every trial may spend, and the shape all models share."""
 
     steps: int = 800
+    epochs: int | None = None  # passes over a task's training examples, in the place of steps
     batch: int = 32
     lr: float = 3e-3
     hidden_size: int = 64
@@ -60,9 +61,23 @@ class Budget:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if field.name != "lr":
-                check_whole(field.name, getattr(self, field.name))
+                check_whole(field.name, getattr(self, field.name), optional=field.name == "epochs")
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr!r} must be above 0.")
+
+    def steps_on(self, examples: int) -> int:
+        return self.steps if self.epochs is None else math.ceil(self.epochs * examples / self.batch)
+
+
+# What a scale of the tasks is learned with. The public ones are those of Arora et al. and Poli et al., with one of the
+# learning rates that they try for every model.
+BUDGETS = {
+    "small": {MQAR: Budget(), MAD: Budget()},
+    "public": {
+        MQAR: Budget(epochs=32, batch=256, lr=3e-3, hidden_size=128),
+        MAD: Budget(epochs=200, batch=128, lr=5e-4, hidden_size=128),
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +274,8 @@ def learn(
     """So many steps on examples in random order; the losses. Steps that are not finite change nothing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pupil.to(device).train()
-    optimizers, schedule = pupil.optimizers(budget.lr), ScheduleConfig(name="cosine", warmup=budget.steps // 20)
+    steps = budget.steps_on(sum(len(group.inputs) for group in groups))
+    optimizers, schedule = pupil.optimizers(budget.lr), ScheduleConfig(name="cosine", warmup=steps // 20)
     losses: list[float] = []
     skipped = 0  # in a row
     bar = Progress(
@@ -267,12 +283,12 @@ def learn(
         TimeRemainingColumn(elapsed_when_finished=True), console=Console(stderr=True), disable=not progress,
     )  # fmt: skip
     with bar:
-        task = bar.add_task(words, total=budget.steps, loss=float("nan"))
-        for step, (inputs, targets) in enumerate(itertools.islice(_batches(groups, budget.batch, seed), budget.steps)):
+        task = bar.add_task(words, total=steps, loss=float("nan"))
+        for step, (inputs, targets) in enumerate(itertools.islice(_batches(groups, budget.batch, seed), steps)):
             loss: Tensor = pupil(inputs.to(device), targets.to(device))
             loss.backward()
             norm = nn.utils.clip_grad_norm_(pupil.parameters(), 1.0)
-            set_learning_rate(optimizers, budget.lr * factor(schedule, step, budget.steps))
+            set_learning_rate(optimizers, budget.lr * factor(schedule, step, steps))
             losses.append(loss.item())
             finite = math.isfinite(losses[-1]) and math.isfinite(norm.item())
             for optimizer in optimizers:
