@@ -66,11 +66,13 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
         last: bool = False,
+        unseen: int = 0,
     ) -> tuple[Tensor, AttentionState]:
         """Mix x (B, T, dim) with what came before it: (B, T, dim), and the state to go on from.
 
         beside (B, T, dim): the second source. mask (B, T), cu_seqlens (N + 1,): as for `Memory`. last: as for `Block`;
-        nothing is mixed, and x comes back.
+        nothing is mixed, and x comes back. unseen: tokens before x that no later one will see, and that are counted
+        only; with `last`.
         """
         inputs = [x] if beside is None else [beside, x]
         if len(inputs) != self.sources or any(part.ndim != 3 or part.shape[-1] != self.dim for part in inputs):
@@ -91,7 +93,7 @@ class Attention(nn.Module):
                 state = state.last(max((0, *state.position)))
         after = self._after(keys, values, state, packing.lengths)
         if last:
-            return x, after
+            return x, after.advanced(unseen)
         queries = self.query(inputs[-1]).unflatten(-1, (self.heads, self.width))  # (B, T, H, D)
         answers = self._attend(queries, keys, values, state)
         return packing.pack(self.output(answers.flatten(-2))), after

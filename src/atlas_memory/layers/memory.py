@@ -106,19 +106,23 @@ class Memory(nn.Module):
         monitors: Monitors | None = None,
         recompute: bool | None = None,
         check_finite: bool | None = None,
+        answered: int | None = None,
     ) -> tuple[Tensor, MemoryState]:
         """Read x (B, T, dim) and answer every token: (B, T, dim), and the state to go on from.
 
         state: of an earlier call; split anywhere, the numbers are those of one call. mask (B, T): nonzero at real
         tokens; padding may stand left or right. cu_seqlens (N + 1,): x is one row of N packed sequences; the state has
         a row for each. monitors: filled on request. recompute: see `memorize`. check_finite: reject NaN and infinities;
-        None: on the CPU.
+        None: on the CPU. answered: (B, answered, dim), the last tokens alone, where no row is padded or packed.
         """
+        if answered is not None:
+            _check_answered(answered, x, mask, cu_seqlens)
 
         def operator(*arguments: Any, **options: Any) -> tuple[Tensor, MemoryState]:
             return memorize(*arguments, recompute=recompute, monitors=monitors, **options)
 
-        return self._read(operator, x, state, mask, cu_seqlens, check_finite, together=monitors is not None)
+        together = monitors is not None
+        return self._read(operator, x, state, mask, cu_seqlens, check_finite, together, answered)
 
     def reference(
         self,
@@ -158,6 +162,7 @@ class Memory(nn.Module):
         cu_seqlens: Tensor | Sequence[int] | None,
         check_finite: bool | None,
         together: bool = False,
+        answered: int | None = None,
     ) -> tuple[Tensor, MemoryState]:
         """together: packed sequences side by side, whatever their lengths."""
         self._check_input(x, check_finite)
@@ -166,12 +171,13 @@ class Memory(nn.Module):
             if not isinstance(state, MemoryState):
                 raise ValueError(f"state must be a MemoryState or None, got {type(state).__name__}.")
             state.check(self.spec, packing.rows, x.device)
-        read = functools.partial(self._read_rows, operator)
+        read = functools.partial(self._read_rows, operator, answered)
         return read(packing, x, state) if together else read_in_groups(read, MemoryState.cat, packing, x, state)
 
     def _read_rows(
         self,
         operator: Callable[..., tuple[Tensor, MemoryState]],
+        answered: int | None,
         packing: Packing,
         x: Tensor,
         state: MemoryState | None,
@@ -194,6 +200,8 @@ class Memory(nn.Module):
             check_finite=False,
         )
         after = after.updated(self._new_tail(raw, tail, packing.lengths))
+        if answered is not None:
+            answers, x = (part[:, part.shape[1] - answered :] for part in (answers, x))
         return packing.pack(self._output(answers, x)), after
 
     def _check_input(self, x: Tensor, check_finite: bool | None) -> None:
@@ -270,6 +278,14 @@ class Memory(nn.Module):
         normed = root_mean_square_norm(answers, self.norm.to(answers.dtype)).flatten(-2)
         gate = F.silu(self.output_gate(x))
         return self.output(normed.to(gate.dtype) * gate)
+
+
+def _check_answered(answered: int, x: Tensor, mask: Tensor | None, cu_seqlens: Any) -> None:
+    check_whole("answered", answered, least=0)
+    if mask is not None or cu_seqlens is not None:
+        raise ValueError(f"answered={answered} is for rows without padding; leave out mask and cu_seqlens.")
+    if isinstance(x, Tensor) and x.ndim == 3 and answered > x.shape[1]:
+        raise ValueError(f"answered={answered} must be at most the {x.shape[1]} tokens of x.")
 
 
 class InitialWeights(nn.Module):

@@ -87,7 +87,9 @@ class GatedUnion(nn.Module):
 
 def memory_alone(parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool) -> tuple[Tensor, States]:
     """LMM."""
-    y, memory = parts.memory(parts.norm(x), state.get("memory"), mask=real_tokens(lengths, x.shape[1]))
+    mask = real_tokens(lengths, x.shape[1])
+    answered = 0 if last and mask is None else None
+    y, memory = parts.memory(parts.norm(x), state.get("memory"), mask=mask, answered=answered)
     return y, {"memory": memory}
 
 
@@ -95,7 +97,10 @@ def attention_alone(
     parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool
 ) -> tuple[Tensor, States]:
     mask = real_tokens(lengths, x.shape[1])
-    y, attention = parts.attention(parts.norm(x), state.get("attention"), mask=mask, last=last)
+    unseen = _unseen(parts, x, mask, last)
+    y, attention = parts.attention(
+        parts.norm(x[:, unseen:]), state.get("attention"), mask=mask, last=last, unseen=unseen
+    )
     return y, {"attention": attention}
 
 
@@ -104,17 +109,30 @@ def memory_as_layer(
 ) -> tuple[Tensor, States]:
     """MAL: attention over the stream to which the memory has added."""
     mask = real_tokens(lengths, x.shape[1])
-    remembered, memory = parts.memory(parts.norm(x), state.get("memory"), mask=mask)
-    attended, attention = parts.attention(parts.between(x + remembered), state.get("attention"), mask=mask, last=last)
+    unseen = _unseen(parts, x, mask, last)
+    answered = x.shape[1] - unseen if unseen else None
+    remembered, memory = parts.memory(parts.norm(x), state.get("memory"), mask=mask, answered=answered)
+    attended, attention = parts.attention(
+        parts.between(x[:, unseen:] + remembered), state.get("attention"), mask=mask, last=last, unseen=unseen
+    )
     return remembered + attended, {"memory": memory, "attention": attention}
 
 
 def memory_as_gate(parts: Parts, x: Tensor, state: States, lengths: Sequence[int], last: bool) -> tuple[Tensor, States]:
     """MAG: both on the same input."""
     x, mask = parts.norm(x), real_tokens(lengths, x.shape[1])
-    remembered, memory = parts.memory(x, state.get("memory"), mask=mask)
-    attended, attention = parts.attention(x, state.get("attention"), mask=mask, last=last)
-    return parts.union(attended, remembered), {"memory": memory, "attention": attention}
+    unseen = _unseen(parts, x, mask, last)
+    answered = 0 if last and mask is None else None
+    remembered, memory = parts.memory(x, state.get("memory"), mask=mask, answered=answered)
+    attended, attention = parts.attention(x[:, unseen:], state.get("attention"), mask=mask, last=last, unseen=unseen)
+    y = attended if last else parts.union(attended, remembered)
+    return y, {"memory": memory, "attention": attention}
+
+
+def _unseen(parts: Parts, x: Tensor, mask: Tensor | None, last: bool) -> int:
+    """Tokens of x (B, T, dim) that no later one will see, where only states are asked for and no row is padded."""
+    window = parts.attention.window
+    return 0 if not last or mask is not None or window is None else max(x.shape[1] - window + 1, 0)
 
 
 def memory_as_context(

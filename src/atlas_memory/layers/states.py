@@ -57,6 +57,10 @@ class AttentionState(Verbs):
         """With no more than the last places."""
         return self.map(lambda tensor: tensor[:, max(tensor.shape[1] - places, 0) :])
 
+    def advanced(self, tokens: int) -> AttentionState:
+        """As if so many more had been read before those that are kept."""
+        return dataclasses.replace(self, position=tuple(n + tokens for n in self.position)) if tokens else self
+
     def restarted(self, rows: Sequence[bool]) -> AttentionState:
         """As if the marked rows had read nothing: what they keep is no longer visible."""
         position = tuple(0 if restart else n for restart, n in zip(rows, self.position, strict=True))
