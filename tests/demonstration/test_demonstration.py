@@ -133,7 +133,7 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert "Where is" in result.output
     assert {file.name for file in out.iterdir()} == {"index.html", "needle.json", "needle.png"}
     page = (out / "index.html").read_text()
-    assert "accuracy.png" not in page and WITHOUT in page and "2,152,128 parameters" in page
+    assert "accuracy.png" not in page and WITHOUT in page and "2,143,170 parameters" in page
     assert "without" in result.output
     (out / "needle.json.work").mkdir()  # of a demo with another book that was stopped
     (out / "needle.json.work" / "finished.json").write_text('{"settings": {}, "finished": []}')
@@ -219,23 +219,26 @@ def test_shipped_models_are_there_and_small() -> None:
     assert shipped.model_folder("elsewhere") == Path("elsewhere")
 
 
-def right_answers(model: str, length: int) -> int:
-    """Of twenty people in five scenes."""
-    show, right = Show(shipped.model_folder(model)), 0
+def wrong_and_asked(model: str, length: int) -> tuple[int, int]:
+    """Questions of five scenes that a shipped model answers wrongly, and all of them."""
+    show, answers = Show(shipped.model_folder(model)), []
     for seed in range(5):
         made = Scene(length, seed=seed)
         list(show.read(made))
-        right += sum(answer.right for answer in show.ask(made.questions))
-    return right
+        answers += show.ask(made.questions)
+    return sum(not answer.right for answer in answers), len(answers)
 
 
 def test_the_shipped_model_answers() -> None:
-    assert right_answers("shipped", length=2000) >= 19
+    wrong, asked = wrong_and_asked("shipped", length=2000)
+    assert wrong <= 1 and asked >= 15
 
 
 def test_the_model_without_a_memory_knows_the_questions_but_not_what_is_far() -> None:
-    assert right_answers("window", length=0) >= 18
-    assert right_answers("window", length=4000) <= 10
+    wrong, asked = wrong_and_asked("window", length=0)
+    assert wrong <= 2 and asked >= 15
+    wrong, _ = wrong_and_asked("window", length=4000)
+    assert wrong >= asked // 2
 
 
 def test_what_a_window_does_not_see_makes_no_difference() -> None:

@@ -129,6 +129,23 @@ def test_recall_continues_the_convolution() -> None:
     assert not torch.allclose(answers[0][:, 0], answers[1][:, 0])
 
 
+@pytest.mark.parametrize("answered", [0, 1, CHUNK + 2])
+def test_the_last_tokens_alone_are_answered(answered: int) -> None:
+    memory, x = small_memory("titans"), tokens(2, CHUNK + 2)
+    y, state = memory(x)
+    last, after = memory(x, answered=answered)
+    assert_close(last, y[:, CHUNK + 2 - answered :], "answers")
+    assert_states_identical(after, state)
+
+
+def test_answers_that_cannot_be_given_are_refused() -> None:
+    memory, x = small_memory("titans"), tokens(2, 5)
+    with pytest.raises(ValueError, match="answered=6 must be at most the 5 tokens"):
+        memory(x, answered=6)
+    with pytest.raises(ValueError, match="answered=1 is for rows without padding"):
+        memory(x, answered=1, mask=torch.ones(2, 5))
+
+
 # Bad input.
 
 BAD: dict[str, tuple[Callable[[torch.Tensor], dict[str, Any]], str]] = {

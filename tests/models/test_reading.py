@@ -52,6 +52,8 @@ def test_going_on(layers: str) -> None:
     assert model.read(ids[:, 9:], cache, progress=False) is cache
     whole = model(ids).past_key_values
     for layer, expected in zip(cache.layers, whole.layers, strict=True):
+        for name, part in layer.state.parts.items():
+            assert part.position == expected.state.parts[name].position
         for tensor, other in zip(layer.state.tensors(), expected.state.tensors(), strict=True):
             assert_close(tensor, other.detach())
 
