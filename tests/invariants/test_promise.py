@@ -90,6 +90,28 @@ def test_promise(
     _assert_finite(memory, x)
 
 
+def _takes(preset: str, option: str) -> bool:
+    try:
+        presets.make(preset, **{option: 1.0})
+    except ValueError:
+        return False
+    return True
+
+
+SURPRISED = [
+    (option, n) for option in ("write_cap", "surprise_retention") for n in presets.names() if _takes(n, option)
+]
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0])
+@pytest.mark.parametrize(("option", "preset"), SURPRISED)
+def test_promise_where_surprise_counts(option: str, preset: str, magnitude: float) -> None:
+    """With large parameters, and tokens that are exactly zero."""
+    x = PATTERNS["noise"](torch.Generator().manual_seed(0)) * magnitude
+    x[:, 2:8] = 0
+    _assert_finite(_memory(preset, 100.0, None, torch.float32, **{option: 1.0}), x)
+
+
 # The corners, one by one: every pattern at both ends of the range, with large parameters and all gates open.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -77,6 +77,21 @@ def test_queries_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(layer(x)[0], definition(layer, x), "outputs")
 
 
+def test_a_last_block_of_one_query_sees_its_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 4)
+    layer, x = make(8), tokens(2, COUNT, DIM)
+    y, _ = in_calls(layer, x, [COUNT - 5])  # five queries: a block of four, and one
+    assert_close(y, layer(x)[0], "outputs")
+
+
+@pytest.mark.parametrize(
+    ("count", "options"), [(6, {}), (1, {"last": True}), (6, {"last": True, "mask": torch.ones(2, 6)})]
+)
+def test_tokens_that_would_be_seen_are_not_left_out(count: int, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="unseen=5 needs last=True, a window that x fills"):
+        make(4)(tokens(2, count, DIM), unseen=5, **options)
+
+
 @shapes
 @settings(max_examples=8)
 @given(places=splits(COUNT, most=4))

@@ -181,11 +181,22 @@ def _rest(block: Block, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         ({"mixer": "mac", "segment": 10, "preset": "titans", "memory": SMALL}, "segment=10 must be a multiple of"),
         ({"preset": "atals"}, "preset='atals' is unknown"),
         ({"window": 0}, "window=0"),
+        ({"mixer": "memory_tokens", "segment": 0}, "segment=0 must be a whole number"),
+        ({"mixer": "memory_tokens", "depth": 0}, "depth=0 must be a whole number"),
+        ({"mixer": "memory_tokens", "tokens": 0}, "tokens=0 must be a whole number"),
+        ({"inner": -1}, "inner=-1 must be a whole number"),
+        ({"eps": -1.0}, "eps=-1.0 must be positive"),
     ],
 )
 def test_bad_construction_is_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Block(**{"dim": 8, "inner": 8, "heads": 2, **arguments})
+
+
+@pytest.mark.parametrize("x", [[1, 2], torch.zeros(2, 5, DIM + 1), torch.zeros(5, DIM)])
+def test_bad_input_is_named(x: Any) -> None:
+    with pytest.raises(ValueError, match=f"x must be a tensor of shape .*{DIM}"):
+        small_block("mag", "titans")(x)
 
 
 def test_states_of_other_blocks_are_named() -> None:

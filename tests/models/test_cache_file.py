@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from atlas_memory.models.cache_file import load_cache, save_cache
+from atlas_memory.models.cache_file import FORMAT, load_cache, save_cache
 from tests.models.support import PAIRS, layers_of, small_model, token_ids
 
 
@@ -43,3 +44,9 @@ def test_other_files(tmp_path: Path) -> None:
     state.parts["memory"].save(tmp_path / "memory")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="not a saved cache"):
         load_cache(tmp_path / "memory")
+
+
+def test_damaged_descriptions(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "cache", {"format": FORMAT, "layers": "[{}]", "notes": "{}"})
+    with pytest.raises(ValueError, match=r"path=.*cache' is a damaged cache: KeyError 'parts'"):
+        load_cache(tmp_path / "cache")

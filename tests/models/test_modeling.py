@@ -162,6 +162,11 @@ def _bad_calls() -> dict[str, tuple[dict[str, Any], str]]:
             "padding between real tokens",
         ),
         "nothing": ({}, "exactly one of input_ids and inputs_embeds"),
+        "embeddings of another width": (
+            {"inputs_embeds": torch.zeros(2, 6, 9)},
+            r"inputs_embeds must have shape .*8\)",
+        ),
+        "a flag for each row": ({"input_ids": ids, "fresh": [True]}, "fresh=.* must hold a flag for each of 2 rows"),
         "both": ({"input_ids": ids, "inputs_embeds": torch.zeros(2, 6, 8)}, "exactly one of"),
         "cache of another kind": ({"input_ids": ids, "past_key_values": {}}, "past_key_values must be an AtlasCache"),
         "cache of fewer layers": ({"input_ids": ids, "past_key_values": AtlasCache(1)}, "has 1 layers"),
@@ -182,6 +187,23 @@ def _bad_calls() -> dict[str, tuple[dict[str, Any], str]]:
             "state has 1 rows, but the input has 2",
         ),
     }
+
+
+def test_rows_may_start_anew_in_both_models() -> None:
+    model, ids = small_model(), token_ids(2, 6)
+    cache = model(ids).past_key_values
+    asked = model(ids, past_key_values=cache, fresh=[True, False]).logits
+    assert_close(asked[:1], model(ids[:1]).logits)
+    assert not torch.allclose(asked[1:], model(ids[1:]).logits)
+
+
+def test_hidden_states_may_be_asked_for_by_the_config() -> None:
+    assert len(small_model(output_hidden_states=True)(token_ids(1, 3)).hidden_states) == 3
+
+
+def test_assisted_generation_is_refused() -> None:
+    with pytest.raises(ValueError, match="stateful"):
+        small_model().generate(token_ids(1, 6), prompt_lookup_num_tokens=2, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("name", _bad_calls())

@@ -25,6 +25,8 @@ SOURCES: dict[str, Callable[[torch.Tensor], Any]] = {
     "iterator of ids": lambda ids: iter(ids[0].tolist()),
     "iterator of pieces": lambda ids: iter([ids[:, :9], ids[:, 9:10], ids[:, 10:]]),
     "iterator of lists": lambda ids: iter([ids[0, :1].tolist(), ids[0, 1:].tolist()]),
+    "iterator of numbers of arrays": lambda ids: iter(ids[0].numpy()),
+    "iterator of numbers of tensors": lambda ids: iter(ids[0]),
     "ids and pieces": lambda ids: iter([*ids[0, :4].tolist(), ids[0, 4:20], *ids[0, 20:].tolist()]),
 }
 
@@ -81,6 +83,11 @@ def test_size_is_constant_and_nothing_is_kept_for_gradients() -> None:
 def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     small_model().read(token_ids(1, COUNT), step=5)
     assert "reading" in capsys.readouterr().err
+
+
+def test_ids_of_three_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokens must have shape \(tokens,\) or \(batch, tokens\), got \(2, 2, 3\)"):
+        small_model().read(torch.ones(2, 2, 3, dtype=torch.long), progress=False)
 
 
 def test_nothing_to_read() -> None:

@@ -58,6 +58,11 @@ def test_gradient_checkpointing_changes_nothing(backbone: str) -> None:
         assert_close(gradients[1][name], gradient, name)
 
 
+def test_checkpointing_that_would_lose_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match="use_reentrant=True loses gradients of states"):
+        small_model().gradient_checkpointing_enable({"use_reentrant": True})
+
+
 def test_modes_change_nothing() -> None:
     model, ids = small_model(backbone="mac"), token_ids(2, 11)
     expected = model(ids).logits

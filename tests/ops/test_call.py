@@ -50,6 +50,15 @@ BAD: dict[str, tuple[Callable[[Problem], dict[str, Any]], str]] = {
     ),
     "gate as integers": (lambda p: {"gates": _gates(p, step=p.gates.step.long())}, "gates.step must be floating point"),
     "gate elsewhere": (lambda p: {"gates": _gates(p, retention=p.gates.retention.to("meta"))}, "gates.retention"),
+    "gate as a list": (lambda p: {"gates": _gates(p, step=[1.0])}, "gates.step must be a tensor, got list"),
+    "initial weights as a list": (
+        lambda p: {"initial": {**p.initial, "up": [1.0]}},
+        r"initial\['up'\] must be a tensor, got list",
+    ),
+    "initial weights as integers": (
+        lambda p: {"initial": {**p.initial, "up": p.initial["up"].long()}},
+        r"initial\['up'\] must be floating point",
+    ),
     "keys with NaN": (lambda p: {"keys": _not_finite(p.keys, torch.nan)}, "keys holds NaN"),
     "queries with NaN": (lambda p: {"queries": _not_finite(p.queries, torch.nan)}, "queries holds NaN"),
     "infinite values": (lambda p: {"values": _not_finite(p.values, torch.inf)}, "values holds NaN or infinite"),

@@ -75,10 +75,14 @@ class Attention(nn.Module):
         only; with `last`.
         """
         inputs = [x] if beside is None else [beside, x]
+        if not all(isinstance(part, Tensor) for part in inputs):
+            raise ValueError(f"x must be a tensor, got {' and '.join(type(part).__name__ for part in inputs)}.")
         if len(inputs) != self.sources or any(part.ndim != 3 or part.shape[-1] != self.dim for part in inputs):
             shapes = [tuple(part.shape) for part in inputs]
             raise ValueError(f"x must be {self.sources} inputs of shape (batch, tokens, {self.dim}), got {shapes}.")
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
+        if unseen:
+            self._check_unseen(unseen, x.shape[1], last and mask is None and cu_seqlens is None)
         inputs = [packing.unpack(part) for part in inputs]
         both = self.key_value(torch.stack(inputs, dim=2)).unflatten(-1, (2, self.heads, self.width))
         keys, values = both.unbind(-3)  # (B, T, S, H, D)
@@ -106,6 +110,14 @@ class Attention(nn.Module):
         needed = (have[0] if self.window is None else self.window - 1, *shape)
         if have != needed:
             raise ValueError(f"state has keys of shape {have} per row; attention needs {needed}.")
+
+    def _check_unseen(self, unseen: int, tokens: int, fitting: bool) -> None:
+        check_whole("unseen", unseen, least=0)
+        if not fitting or self.window is None or tokens < self.window - 1:
+            raise ValueError(
+                f"unseen={unseen} needs last=True, a window that x fills, and no mask or cu_seqlens; "
+                "else a later token would see them."
+            )
 
     def _after(self, keys: Tensor, values: Tensor, state: AttentionState, lengths: Sequence[int]) -> AttentionState:
         position = tuple(n + new for n, new in zip(state.position, lengths, strict=True))
@@ -147,8 +159,8 @@ class Attention(nn.Module):
         rows = torch.arange(begin, end, device=device)[:, None]
         columns = torch.arange(-past, end, device=device)
         complete = all(n >= past for n in position)
-        if complete and end - begin == 1:
-            return None  # one token, after all that is kept
+        if complete and (begin, end) == (0, 1):
+            return None  # one token, right after all that is kept
         visible = columns <= rows
         if self.window is not None:
             visible = visible & (rows - columns < self.window)
@@ -261,7 +273,7 @@ def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, 
     check_whole("window", window, optional=True)
     if dim % (2 * heads):
         raise ValueError(f"dim={dim} must be an even multiple of heads={heads}: rotary positions turn pairs.")
-    if not theta > 0:
+    if not isinstance(theta, int | float) or not theta > 0:
         raise ValueError(f"theta={theta!r} must be positive.")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atlas_memory.checks import check_whole
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.groups import read_in_groups
 from atlas_memory.layers.memory import Memory
@@ -62,7 +63,12 @@ class Block(Parts):
         super().__init__()
         if mixer not in MIXERS:
             raise ValueError(f"mixer={mixer!r} is unknown; known: {', '.join(MIXERS)}.")
+        for name, value in {"inner": inner, "segment": segment, "tokens": tokens, "depth": depth}.items():
+            check_whole(name, value)
+        if not eps > 0:
+            raise ValueError(f"eps={eps!r} must be positive.")
         row, self.mixer, self.segment = MIXERS[mixer], mixer, segment
+        self.dim = dim
         self.norm = RMSNorm(dim, eps=eps)
         if row.memory:
             self.memory = Memory(dim, memory_heads, preset, **(memory or {}))
@@ -104,6 +110,9 @@ class Block(Parts):
 
         last: only the state is asked for; what the output alone needs is left out, and x means nothing afterwards.
         """
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.dim:
+            given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a tensor of shape (batch, tokens, {self.dim}), got {given}.")
         packing = Packing(x.shape[0], x.shape[1], mask, cu_seqlens)
         self.check_state(state)
         return read_in_groups(functools.partial(self._read, last), BlockState.cat, packing, x, state)

@@ -119,7 +119,7 @@ class Memory(nn.Module):
             _check_answered(answered, x, mask, cu_seqlens)
 
         def operator(*arguments: Any, **options: Any) -> tuple[Tensor, MemoryState]:
-            return memorize(*arguments, recompute=recompute, monitors=monitors, **options)
+            return memorize(*arguments, recompute=recompute, monitors=monitors, answered=answered, **options)
 
         together = monitors is not None
         return self._read(operator, x, state, mask, cu_seqlens, check_finite, together, answered)

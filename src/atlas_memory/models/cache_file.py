@@ -48,7 +48,13 @@ def load_cache(path: str | os.PathLike[str]) -> tuple[AtlasCache, dict[str, Any]
         raise ValueError(f"path={str(path)!r} is not a whole safetensors file: {error}.") from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"path={str(path)!r} is a safetensors file, but not a saved cache.")
-    layers = json.loads(metadata["layers"])
+    try:
+        return _cache_of(json.loads(metadata["layers"]), tensors), json.loads(metadata["notes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"path={str(path)!r} is a damaged cache: {type(error).__name__} {error}.") from error
+
+
+def _cache_of(layers: Any, tensors: dict[str, Tensor]) -> AtlasCache:
     cache = AtlasCache(len(layers))
     for number, layer in enumerate(layers):
         parts: dict[str, MemoryState | AttentionState] = {}
@@ -62,4 +68,4 @@ def load_cache(path: str | os.PathLike[str]) -> tuple[AtlasCache, dict[str, Any]
                 parts[name] = MemoryState(MemorySpec.from_dict(part["spec"]), leaves, position)
         if parts:
             cache.layers[number].advance(BlockState(parts), layer["length"])
-    return cache, json.loads(metadata["notes"])
+    return cache

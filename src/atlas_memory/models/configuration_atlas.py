@@ -126,6 +126,11 @@ class AtlasConfig(PreTrainedConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value!r} must be a positive finite number.")
+        for name in ("convolution", "initial_rank"):
+            check_whole(f"memory[{name!r}]", self.memory.get(name, 1))
+        check_whole("pad_token_id", self.pad_token_id, least=0, optional=True)
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise ValueError(f"pad_token_id={self.pad_token_id} must be below vocab_size={self.vocab_size}.")
         if self.backbone not in BACKBONES:
             raise ValueError(f"backbone={self.backbone!r} is unknown; known: {', '.join(BACKBONES)}.")
 

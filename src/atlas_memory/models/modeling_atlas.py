@@ -78,6 +78,7 @@ class AtlasPreTrainedModel(PreTrainedModel):
     # states live where their layer does, masks on the host
     _skip_keys_device_placement = ["past_key_values", "state", "mask", "cu_seqlens"]  # noqa: RUF012
     _supports_sdpa = True
+    _is_stateful = True  # a memory cannot unread the tokens that assisted generation tries out
 
     def _init_weights(self, module: nn.Module) -> None:
         """Called children first: a memory restores its own start over what its linear layers were given."""
@@ -95,6 +96,15 @@ class AtlasPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TokenStack):
             for parameter in (module.first, module.writing):
                 initialization.normal_(parameter, std=self.config.initializer_range)
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **options: Any
+    ) -> None:
+        """As in transformers; the reentrant kind is refused, which would lose the gradients of carried states."""
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError("gradient_checkpointing_kwargs: use_reentrant=True loses gradients of states; use False.")
+        kwargs = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        super().gradient_checkpointing_enable(kwargs, *args, **options)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +182,8 @@ class AtlasModel(AtlasPreTrainedModel):
         batch, tokens = x.shape[:2]
         cache = None if past_key_values is None else check_cache(past_key_values, self.blocks)
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         keep = cache is not None or (bool(use_cache) and not (self.gradient_checkpointing and self.training))
         if keep and cache is None:
             cache = AtlasCache(len(self.layers))
@@ -179,6 +191,8 @@ class AtlasModel(AtlasPreTrainedModel):
         bounds = packed_bounds(cu_seqlens, cu_seq_lens_q, position_ids, attention_mask, batch)
         packing = Packing(batch, tokens, mask, bounds)
         columns = tokens if bounds is None else max(packing.lengths)
+        if len(fresh) not in (0, packing.rows):
+            raise ValueError(f"fresh={fresh!r} must hold a flag for each of {packing.rows} rows, or none.")
         padding = packing if bounds is None else Packing(batch, tokens, None, None)  # packed rows are the layers' own
         x = padding.unpack(x)
         right_padding = real_tokens(padding.lengths, x.shape[1])
@@ -204,6 +218,10 @@ class AtlasModel(AtlasPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is not None:
+            width = self.config.hidden_size
+            if inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != width:
+                shape = tuple(inputs_embeds.shape)
+                raise ValueError(f"inputs_embeds must have shape (batch, tokens, {width}), got {shape}.")
             return inputs_embeds
         assert input_ids is not None
         check_token_ids(input_ids, self.config.vocab_size)
@@ -264,6 +282,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Bounds = None,
         cu_seq_lens_q: Bounds = None,
+        fresh: Sequence[bool] = (),
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As `AtlasModel`. labels (B, T): shifted here; -100 is ignored. logits_to_keep: of the last tokens only."""
@@ -283,6 +302,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             cu_seqlens=bounds,
+            fresh=fresh,
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ def read(
 ) -> AtlasCache:
     """See `AtlasModel.read`."""
     check_whole("step", step)
+    if isinstance(tokens, Tensor | np.ndarray) and tokens.ndim not in (1, 2):
+        raise ValueError(f"tokens must have shape (tokens,) or (batch, tokens), got {tuple(tokens.shape)}.")
     cache = AtlasCache(len(model.layers)) if past_key_values is None else past_key_values
     device = model.embed_tokens.weight.device
     bar = Progress(
@@ -65,16 +68,18 @@ def _count(tokens: TokenSource) -> int | None:
 def _pieces(tokens: TokenSource, step: int) -> Iterator[Tensor]:
     """Pieces (B, step) of the stream, the last one shorter."""
     waiting: list[Tensor] = []
+    count = 0  # of the columns that wait
     for part in _sliced(tokens, step) if isinstance(tokens, Tensor | np.ndarray) else _gathered(tokens, step):
         part = part if part.ndim == 2 else part.reshape(1, -1)
         if waiting and waiting[0].shape[0] != part.shape[0]:
             raise ValueError(f"tokens must keep their batch: {waiting[0].shape[0]} rows, then {part.shape[0]}.")
         waiting.append(part)
-        if sum(piece.shape[1] for piece in waiting) >= step:
+        count += part.shape[1]
+        if count >= step:
             joined = torch.cat(waiting, dim=1)
             whole = joined.shape[1] - joined.shape[1] % step
             yield from joined[:, :whole].split(step, dim=1)
-            waiting = [joined[:, whole:]]
+            waiting, count = [joined[:, whole:]], joined.shape[1] - whole
     rest = torch.cat(waiting, dim=1) if waiting else None
     if rest is not None and rest.shape[1]:
         yield rest
@@ -96,14 +101,17 @@ def _gathered(tokens: Iterable[Any], step: int) -> Iterator[Tensor]:
     """Single ids by the step, pieces as they come; as tensors."""
     single: list[int] = []
     for part in tokens:
-        if isinstance(part, int):
-            single.append(part)
+        alone = isinstance(part, int | np.integer) or (
+            isinstance(part, Tensor) and part.ndim == 0 and not part.is_floating_point()
+        )
+        if alone:
+            single.append(operator.index(part))
             if len(single) < step:
                 continue
         if single:
             yield torch.tensor(single)
             single = []
-        if not isinstance(part, int):
+        if not alone:
             yield _wide(part)
     if single:
         yield torch.tensor(single)

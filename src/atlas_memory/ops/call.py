@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlas_memory.ops.features import Feature, feature_map
 from atlas_memory.ops.optimizers import Gates
-from atlas_memory.ops.packing import last_rows, whole_numbers
+from atlas_memory.ops.packing import all_alike, last_rows, whole_numbers
 from atlas_memory.ops.stability import all_finite
 from atlas_memory.ops.state import MemoryState, fresh_state
 from atlas_memory.spec import MemorySpec
@@ -70,6 +70,8 @@ def prepare(
         tensors |= {f"initial[{name!r}]": weight for name, weight in (initial or {}).items()}
         _check_finite(tensors if coefficients is None else {**tensors, "coefficients": coefficients})
         _check_range(gates)
+        if spec.kernel and coefficients is not None and float(coefficients.detach().amin()) < 0:
+            raise ValueError(f"coefficients={coefficients.tolist()}: the sharpness must not be negative.")
     keys = keys.to(dtype)
     feature = feature_map(spec, coefficients, keys)
     return Call(spec, feature, queries.to(dtype), keys, values.to(dtype), gates, state, lengths)
@@ -132,6 +134,12 @@ def _check_width(name: str, tensor: Tensor, width: int) -> None:
         raise ValueError(f"{name} must have shape (batch, tokens, heads, {width}), got {tuple(tensor.shape)}.")
     if tensor.shape[0] == 0:
         raise ValueError(f"{name} must have at least one row, got shape {tuple(tensor.shape)}.")
+    _check_floating(name, tensor)
+
+
+def _check_floating(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}.")
     if not tensor.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
 
@@ -144,6 +152,7 @@ def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
     for name, gate in gates._asdict().items():
         if gate is None:
             continue
+        _check_floating(f"gates.{name}", gate)
         if constant.get(name):
             raise ValueError(
                 f"gates.{name} is given, but {name}={getattr(spec, name)!r} holds it at one; leave it out."
@@ -151,15 +160,14 @@ def _check_gates(spec: MemorySpec, gates: Gates, keys: Tensor) -> None:
         shape = (*keys.shape[:3], spec.window) if name == "window" else tuple(keys.shape[:3])
         if tuple(gate.shape) != shape:
             raise ValueError(f"gates.{name} must have shape {shape}, got {tuple(gate.shape)}.")
-        if gate.device != keys.device or not gate.is_floating_point():
-            raise ValueError(
-                f"gates.{name} must be floating point on {keys.device}, got {gate.dtype} on {gate.device}."
-            )
+        if gate.device != keys.device:
+            raise ValueError(f"gates.{name} is on {gate.device}, but keys on {keys.device}.")
 
 
 def _check_coefficients(spec: MemorySpec, coefficients: Tensor | None, device: torch.device) -> None:
     if coefficients is None:
         return
+    _check_floating("coefficients", coefficients)
     counts = {"polynomial": spec.degree + 1, "exponential": 1}
     if spec.feature not in counts:
         raise ValueError(f"coefficients are for feature='polynomial' and 'exponential', not {spec.feature!r}.")
@@ -184,6 +192,8 @@ def _initial_weights(
             raise ValueError(f"initial must give the weights {shapes} of a deep memory, or state must.")
         return {site: keys.new_zeros(shape, dtype=dtype) for site, shape in shapes.items()}
     for site, shape in shapes.items():
+        if site in initial:
+            _check_floating(f"initial[{site!r}]", initial[site])
         given = tuple(initial[site].shape) if site in initial else None
         if given != shape:
             raise ValueError(f"initial[{site!r}] must have shape {shape}, got {given}.")
@@ -194,7 +204,8 @@ def _initial_weights(
 
 def _without_padding(state: MemoryState, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Caches whose padding is zero and gets no gradient, whatever a caller has put there."""
-    caches = {name: x for name, x in tensors.items() if name.startswith("cache.") and len(set(state.cached)) > 1}
+    alike = all_alike(state.cached)
+    caches = {name: x for name, x in tensors.items() if name.startswith("cache.") and not alike}
     return {name: last_rows(x, [x.shape[1]] * x.shape[0], x.shape[1], state.cached) for name, x in caches.items()}
 
 

@@ -121,8 +121,8 @@ def chunk_size(spec: MemorySpec) -> int:
     return max(size for size in range(1, min(fitting, spec.chunk) + 1) if spec.chunk % size == 0)
 
 
-def stretches(spec: MemorySpec, aligned: Aligned) -> list[tuple[int, int]]:
-    """Column ranges to work on one after the other.
+def stretches(spec: MemorySpec, aligned: Aligned, first_asked: int = 0) -> list[tuple[int, int]]:
+    """Column ranges to work on one after the other; the chunks before the one of `first_asked` in ranges of their own.
 
     Retracted exact memories break at their chunk grid. What is left of a chunk may be no multiple of the size taken at
     once: the odd piece comes first, since padding may stand nowhere but at the very end.
@@ -133,7 +133,8 @@ def stretches(spec: MemorySpec, aligned: Aligned) -> list[tuple[int, int]]:
         first = min(-aligned.starts[0] % spec.chunk, longest)
     at_once = chunk_size(spec)
     size = at_once * CHUNKS_AT_ONCE
-    bounds = sorted({0, first % at_once, first, *range(first + size, longest, size), longest})
+    asked = first + max(first_asked - first, 0) // at_once * at_once
+    bounds = sorted({0, first % at_once, first, *range(first + size, longest, size), min(asked, longest), longest})
     return list(itertools.pairwise(bounds))
 
 

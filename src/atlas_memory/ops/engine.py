@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from atlas_memory.checks import check_whole
 from atlas_memory.ops.call import Call, check_recall, prepare, without_autocast
 from atlas_memory.ops.chunks import (
     Chunk,
@@ -68,6 +69,7 @@ def memorize(
     check_finite: bool | None = None,
     recompute: bool | None = None,
     monitors: Monitors | None = None,
+    answered: int | None = None,
 ) -> tuple[Tensor, MemoryState]:
     """Read tokens into a memory, and answer each token's query right after it was written.
 
@@ -76,7 +78,7 @@ def memorize(
     on from here instead. coefficients (degree + 1,): of a polynomial. lengths: real tokens per row, the rest being
     right padding. check_finite: reject NaN and infinities; None: on the CPU. recompute: save memory in training by
     running every chunk again in the backward pass; None: where Muon builds many weights per chunk. monitors: filled
-    with what happened inside.
+    with what happened inside. answered: only so many columns at the end are asked; what others answer means nothing.
 
     Returns the answers (B, T, H, value width), zero at padding, and the state after the last token. Works in float32,
     or in float64 if the keys are; differentiable with respect to every tensor, the state's included.
@@ -85,7 +87,10 @@ def memorize(
         call = prepare(spec, queries, keys, values, gates, initial, state, coefficients, lengths, check_finite)
         if recompute is None:
             recompute = spec.optimizer == "muon" and 4 * spec.interval <= spec.chunk
-        return _run(call, recompute, monitors)
+        if monitors is not None and not isinstance(monitors, Monitors):
+            raise ValueError(f"monitors must be Monitors or None, got {type(monitors).__name__}.")
+        check_whole("answered", answered, least=0, optional=True)
+        return _run(call, recompute, monitors, keys.shape[1] if answered is None else min(answered, keys.shape[1]))
 
 
 def recall(
@@ -168,15 +173,15 @@ class Prepared(NamedTuple):
     impulses: ImpulseChunk | None  # exact solves
 
 
-def _run(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
+def _run(call: Call, recompute: bool, monitors: Monitors | None, answered: int) -> tuple[Tensor, MemoryState]:
     if call.spec.normalised:
         return attend_and_keep(call, monitors)
     groups, back = _groups(call)
     if len(groups) == 1:
-        return _run_together(call, recompute, monitors)
+        return _run_together(call, recompute, monitors, answered)
     watchers = [None if monitors is None else Monitors() for _ in groups]
     parts = [
-        _run_together(_rows_of(call, group), recompute, watcher)
+        _run_together(_rows_of(call, group), recompute, watcher, answered)
         for group, watcher in zip(groups, watchers, strict=True)
     ]
     if monitors is not None:
@@ -203,11 +208,12 @@ def _rows_of(call: Call, rows: list[int]) -> Call:
     return Call(call.spec, call.feature, *tokens, gates, call.state.select(rows), lengths)
 
 
-def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tuple[Tensor, MemoryState]:
+def _run_together(call: Call, recompute: bool, monitors: Monitors | None, answered: int) -> tuple[Tensor, MemoryState]:
     spec, model = call.spec, _model(call)
     batch, tokens, heads = call.keys.shape[:3]
     aligned = align(call)
-    pieces = stretches(spec, aligned)
+    first_asked = min(aligned.fills) + tokens - answered  # column
+    pieces = stretches(spec, aligned, first_asked)
     step = _recomputed_step if recompute and torch.is_grad_enabled() else _step
     carried = of_state(call.state)
     answers: list[Tensor] = []
@@ -215,6 +221,7 @@ def _run_together(call: Call, recompute: bool, monitors: Monitors | None) -> tup
         chunks, size = stack_chunks(spec, aligned, begin, end)
         # where all is one chunk, as in decoding, the tokens of earlier calls need no answer
         skipped = min(aligned.fills) if len(pieces) == 1 and chunks.keys.shape[0] == 1 else 0
+        skipped = size if end <= first_asked else skipped
         chunks = chunks._replace(queries=chunks.queries[:, :, skipped:])
         idle = [False] * len(chunks.keys) if monitors is not None else idle_chunks(spec, chunks)
         busy = iter(_prepare_chunks(model, select_chunks(chunks, [not still for still in idle]), size))

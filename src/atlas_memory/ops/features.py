@@ -64,11 +64,10 @@ class Polynomial:
     def __init__(self, coefficients: Tensor, width: int) -> None:
         self.coefficients = coefficients
         self.degree = coefficients.shape[-1] - 1
-        device = coefficients.device
-        factors, counts, scales = (_make_tables if torch.compiler.is_compiling() else _tables)(width, self.degree)
-        self.factors = [tuple(torch.tensor(indices, device=device) for indices in pair) for pair in factors]
-        per_monomial = coefficients.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts))
-        self.scales = per_monomial * torch.tensor(scales, dtype=coefficients.dtype, device=device)
+        counts = _monomial_counts(width, self.degree)
+        per_monomial = torch.cat([c.expand(n) for c, n in zip(coefficients.unbind(-1), counts, strict=True)])
+        self.factors, merged = _tables_on(width, self.degree, coefficients)
+        self.scales = per_monomial * merged
 
     def expand(self, x: Tensor) -> Tensor:
         parts = [torch.ones_like(x[..., :1]), x.view_as(x)]  # a view: compilers refuse one tensor in two arguments
@@ -108,7 +107,8 @@ class Exponential:
         return self.kernel(z, y)
 
     def norm(self, z: Tensor) -> Tensor:
-        return self.of_products(z.square().sum(-1, keepdim=True)).sqrt()
+        # half of the exponent: a root of what has underflowed to 0 would have an infinite slope
+        return torch.exp(0.5 * self.sharpness * (z.square().sum(-1, keepdim=True) - 1))
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp((x * self.sharpness) @ y.mT - self.sharpness)
@@ -142,17 +142,30 @@ def taylor_coefficients(degree: int) -> list[float]:
     return [1 / math.sqrt(math.factorial(i)) for i in range(degree + 1)]
 
 
-class _Tables(NamedTuple):
-    """Of all monomials up to a degree."""
+def _tables_on(width: int, degree: int, like: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Of all monomials up to a degree: places of their factors, of the degrees from 2 on, and their scales.
 
+    Up to degree 2 they are made on the device, which has to wait for what is sent to it from the host.
+    """
+    device = like.device
+    if degree <= 2:
+        first, rest = torch.triu_indices(width, width, device=device)
+        ones = like.new_ones(1 + width)
+        if degree < 2:
+            return [], ones
+        return [(first, rest)], torch.cat([ones, (2 - (first == rest).to(like)).sqrt()])
+    factors, scales = (_make_tables if torch.compiler.is_compiling() else _tables)(width, degree)
+    sent = [(torch.tensor(first, device=device), torch.tensor(rest, device=device)) for first, rest in factors]
+    return sent, torch.tensor(scales, dtype=like.dtype, device=device)
+
+
+class _Tables(NamedTuple):
     factors: list[tuple[list[int], list[int]]]  # of the degrees from 2 on
-    counts: list[int]  # of each degree
     scales: list[float]
 
 
 def _make_tables(width: int, degree: int) -> _Tables:
-    factors = [_factor_indices(width, d) for d in range(2, degree + 1)]
-    return _Tables(factors, _monomial_counts(width, degree), _merge_scales(width, degree))
+    return _Tables([_factor_indices(width, d) for d in range(2, degree + 1)], _merge_scales(width, degree))
 
 
 # Kept for the next call, since they are made in Python; compilers do that once anyway, and do not see through this.

@@ -28,6 +28,11 @@ def whole_numbers(name: str, numbers: Tensor | Sequence[int]) -> list[int]:
         raise ValueError(f"{name}={numbers!r} must hold whole numbers.") from error
 
 
+def all_alike(numbers: Lengths) -> bool:
+    """Of at least one. Compared one by one: compilers count positions in symbols, which a set would pin down."""
+    return len(numbers) > 0 and all(n == numbers[0] for n in numbers)
+
+
 def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = None) -> Tensor:
     """Row r of the answer is x[r, starts[r] : starts[r] + size] (B, size, ...); zero outside of x.
 
@@ -36,7 +41,7 @@ def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = N
     total = x.shape[1]
     if lengths is None:
         lengths = [size] * len(starts)
-    if len(set(starts)) == 1 and len(set(lengths)) == 1:  # as a rule; indices would have to be sent to the device
+    if all_alike(starts) and all_alike(lengths):  # as a rule; indices would have to be sent to the device
         begin, end = max(starts[0], 0), min(starts[0] + lengths[0], total)
         if begin < end:
             kept = x if end - begin == total else x.narrow(1, begin, end - begin)  # a view costs a copy backward
@@ -58,7 +63,7 @@ def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
 
     A copy: a view would keep all of x, and change with it.
     """
-    if len(set(lengths)) == 1:
+    if all_alike(lengths):
         taken = take_rows(x, [end - lengths[0] for end in ends], lengths[0])
         return _padded(taken, size - lengths[0], 0) if lengths[0] < size else taken.clone()
     taken = take_rows(x, [end - size for end in ends], size)
