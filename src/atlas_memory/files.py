@@ -18,6 +18,7 @@ def check_output(path: Path) -> None:
         raise ValueError(f"out={str(path)!r} is a folder. It should be the file to write.")
     if not path.parent.is_dir():
         raise ValueError(f"out={str(path)!r}: the folder {str(path.parent)!r} does not exist.")
+    _check_writable(path, path.parent)
 
 
 def check_output_folder(path: Path) -> None:
@@ -25,6 +26,16 @@ def check_output_folder(path: Path) -> None:
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise ValueError(f"out={str(path)!r}: {str(nearest)!r} is a file. It should be a folder, new or old.")
+    _check_writable(path, nearest)
+
+
+def _check_writable(path: Path, folder: Path) -> None:
+    probe = folder / f".{uuid.uuid4().hex}"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"out={str(path)!r} cannot be written: {error}.") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -152,7 +152,8 @@ def test_curves_are_shown_of_the_model_they_were_measured_on(
     monkeypatch.setattr(demonstrating, "NEEDLE_SAMPLES", 1)
     assert "accuracy.png" in demonstrating._figures(shipped.model_folder("shipped"), tmp_path, "builtin")
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert "accuracy.png" not in demonstrating._figures(model, tmp_path, "builtin")
+    for other in (model, shipped.model_folder("window")):
+        assert "accuracy.png" not in demonstrating._figures(other, tmp_path, "builtin")
     assert not (tmp_path / "accuracy.png").exists()
 
 
@@ -189,6 +190,10 @@ def test_what_cannot_be_written_is_found_before_reading(tmp_path: Path, monkeypa
     file.write_text("")
     for out in (file, file / "below"):
         assert "file' is a file. It should be a folder" in refused("--out", out)
+    assert "out='/proc/demo' cannot be written" in refused("--out", "/proc/demo")
+    assert "model='window' has no memory" in refused("--out", tmp_path / "demo", "--model", "window")
+    assert "tokens='0' must be one length of at least 1" in refused("--out", tmp_path / "demo", "--tokens", "0")
+    assert "book='/absent'" in refused("--out", tmp_path / "demo", "--book", "/absent")
     assert "must not both be given" in refused("--out", tmp_path / "demo", "--train", "--model", "shipped")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'atlas-memory[figures]'" in refused("--out", tmp_path / "demo")

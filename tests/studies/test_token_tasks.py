@@ -204,13 +204,13 @@ def entry(
 
 def test_tables() -> None:
     sizes = markdown([entry("a", MQAR, 8, 0.25), entry("a", MQAR, 16, 0.5), entry("b", MQAR, 8, 1.0)])
-    assert "| `a` | 25.0 (8.0 kB) | 50.0 (16.0 kB) | 37.5 |" in sizes
-    assert "| `b` | 100.0 (8.0 kB) | – | 100.0 |" in sizes
+    assert "| `a` | 25.0 % (8.0 kB) | 50.0 % (16.0 kB) | 37.5 % |" in sizes
+    assert "| `b` | 100.0 % (8.0 kB) | – | 100.0 % |" in sizes
     tasks = markdown([entry("a", "memorization", 16, 0.25), entry("a", "compression", 16, 0.75)])
-    assert "| `a` | 25.0 | 75.0 | 50.0 |" in tasks
+    assert "| `a` | 25.0 % | 75.0 % | 50.0 % |" in tasks
     one, other = entry("a", "memorization", 16, 0.5), entry("a", "memorization", 16, 0.0, seed=1, diverged=True)
-    assert "| `a` | 25.0 (1 diverged) | 25.0 |" in markdown([one, other])
-    assert "| `a` | diverged | 0.0 |" in markdown([other])
+    assert "| `a` | 25.0 % (1 diverged) | 25.0 % |" in markdown([one, other])
+    assert "| `a` | diverged | 0.0 % |" in markdown([other])
 
 
 def drawn(found: list[Measured], path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

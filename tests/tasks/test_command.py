@@ -56,6 +56,7 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
         (["babilong", "--tasks", "qa1,qa99"], "error: task='qa99' is not a choice"),
         (["babilong", "--facts", "absent"], "error: facts='absent'"),
         (["babilong", "--background", "absent"], "error: background='absent'"),
+        (["babilong", "--tasks", ""], "error: there is nothing to evaluate; give at least one of --tasks"),
         (["niah", "--depths", "x"], "error: depths: 'x' is not a number"),
         (["niah", "--tasks", "single_1,singel_2"], "error: task='singel_2' is not a choice"),
         (["niah", "--depths", "0,50"], "error: depth=50.0 must lie between 0"),
@@ -87,7 +88,7 @@ def test_a_cell_asked_for_twice_is_one(byte_model: Path, tmp_path: Path) -> None
     out = tmp_path / "out.json"
     common = ("--model", byte_model, "--samples", "1", "--lengths", "300,300", "--out", out)
     for arguments in (("babilong", "--tasks", "qa1,qa1"), ("niah", "--tasks", "single_1", "--depths", "0,0.0")):
-        assert run("eval", *arguments, *common)[0] == 0
+        assert run("eval", *arguments, *common, "--again")[0] == 0
         assert len(json.loads(out.read_text())["results"]) == 1
 
 
@@ -101,9 +102,10 @@ def test_what_is_finished_is_not_repeated(byte_model: Path, tmp_path: Path, monk
         return evaluate(request)
 
     monkeypatch.setattr(long_contexts, "evaluate", watched)
-    notes = [run(*command, *more)[2] for more in ((), (), ("--again",), ("--batch", "1"), ("--batch", "1"))]
-    assert len(asked) == 3
-    assert [f"{out} has these results already; --again" in note for note in notes] == [False, True, False, False, True]
+    notes = [run(*command, *more)[2] for more in ((), (), ("--again",), ("--batch", "1"))]
+    assert len(asked) == 2
+    assert [f"{out} has these results already; --again" in note for note in notes] == [False, True, False, False]
+    assert f"out='{out}' holds something else; --again replaces it." in notes[-1]
 
 
 def test_perplexities_as_json(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +129,10 @@ def test_an_output_that_cannot_be_is_found_before_the_work(tmp_path: Path, monke
         raise AssertionError("work was begun")
 
     monkeypatch.setattr(lm, "evaluate", fail)
-    for out, message in ((tmp_path, "is a folder"), (tmp_path / "absent" / "lm.json", "does not exist")):
+    for out, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "absent" / "lm.json", "does not exist"),
+        (Path("/proc/lm.json"), "cannot be written"),
+    ):
         code, _, stderr = run("eval", "lm", "--model", "any", "--out", out)
         assert code == 2 and stderr.startswith("error: out=") and message in stderr

@@ -290,6 +290,21 @@ def test_work_of_another_evaluation_is_not_taken(byte_model: Path, tmp_path: Pat
         evaluate(request(byte_model, out), progress=False)
 
 
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"settings": null, "finished": []}'])
+def test_damaged_work_is_named(content: str, byte_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    WorkFolder(out, {}).add(Finished(0, 0, [1.0]))
+    (tmp_path / "out.json.work" / "finished.json").write_text(content)
+    with pytest.raises(ValueError, match=r"finished\.json' is damaged .* remove the folder to start anew"):
+        evaluate(request(byte_model, out), progress=False)
+
+
+def test_a_file_in_the_place_of_the_work_is_named(byte_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.json.work").write_text("")
+    with pytest.raises(ValueError, match=r"out\.json\.work', where its work would be kept, is a file"):
+        evaluate(request(byte_model, tmp_path / "out.json"), progress=False)
+
+
 def stopped(asked: Request) -> None:
     """Leave the work of one batch."""
     WorkFolder(asked.out, asked.all_settings()).add(Finished(0, 0, [1.0]))

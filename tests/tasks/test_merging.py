@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,15 @@ def test_what_was_chosen_stands_in_the_results() -> None:
 
 
 def test_files_of_others_are_refused(tmp_path: Path) -> None:
-    for number, text in enumerate(("nothing", "[]", '{"results": []}', '{"results": [{"task": "qa1"}]}')):
+    whole = json.dumps(part(0, 1, 5).to_dict())
+    damaged = [
+        whole.replace('"settings": {', '"settings": null, "other": {'),
+        whole.replace('"samples": 5', '"samples": "5"'),
+        re.sub(r'"tokens_per_second": [^,]*', '"tokens_per_second": 0', whole),
+    ]
+    assert all(text != whole for text in damaged)
+    texts = ("nothing", "[]", '{"results": []}', '{"results": [{"task": "qa1"}]}', *damaged)
+    for number, text in enumerate(texts):
         file, out = tmp_path / f"{number}.json", tmp_path / "out.json"
         file.write_text(text)
         done = CliRunner().invoke(app, ["eval", "merge", str(file), "--out", str(out)])

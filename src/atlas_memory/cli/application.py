@@ -25,9 +25,15 @@ def prepare() -> None:
 
 
 def wide_table(columns: Sequence[str], title: str | None = None) -> Table:
-    """Of many columns: where the terminal is narrow, words are broken and nothing is left out."""
-    folded = (Column(name, overflow="fold") for name in columns)
-    return Table(*folded, title=title, box=box.SIMPLE, pad_edge=False)
+    """Of many columns: where the terminal is narrow, all but the first are broken, and nothing is left out."""
+    first, *others = columns
+    folded = (Column(name, overflow="fold") for name in others)
+    return Table(Column(first, no_wrap=True), *folded, title=title, box=box.SIMPLE, pad_edge=False)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Of a list with commas, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def refused(error: Exception) -> typer.Exit:

@@ -14,15 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from atlas_memory.cli.application import app, console, refused, speak
+from atlas_memory.data.options import TEXT_SUFFIXES
 from atlas_memory.demonstration import Answered, Scene, Show
 from atlas_memory.demonstration.page import WITH_MEMORY, WITHOUT, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.demonstration.show import Reading
 from atlas_memory.files import check_output_folder
-from atlas_memory.models.shipped import SHIPPED, model_folder, results_folder
+from atlas_memory.models.shipped import model_folder, results_folder
 from atlas_memory.tasks import figures
 from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
+from atlas_memory.tasks.files import find_files
 from atlas_memory.tasks.lengths import characters_of, parse_counts
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.work import work_folder
@@ -42,7 +44,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Other facts at other places.", min=0)] = 0,
     model: Annotated[
-        str | None, typer.Option(help=f"A folder, or one of {', '.join(SHIPPED)}; {DEFAULT} unless given.")
+        str | None, typer.Option(help=f"Folder of another model with a memory; {DEFAULT} unless given.")
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="Train a small model first, and show that one.")] = False,
 ) -> None:
@@ -54,8 +56,12 @@ def demo(
         length = _one_length(tokens)
         if train and model is not None:
             raise ValueError(f"model={model!r} and train must not both be given: the one trained now would be shown.")
+        if model == RIVAL:
+            raise ValueError(f"model={model!r} has no memory: it is what the demo compares with.")
         check_output_folder(out)
         figure_class()  # raises where there could be no figures in the end
+        if book != BUILTIN:
+            find_files("book", book, TEXT_SUFFIXES)
         scene = Scene(length, book, seed)
         folder = _trained(out) if train else model_folder(model or DEFAULT)
         ours, reading = _read(scene, folder)
@@ -74,8 +80,8 @@ def demo(
 
 def _one_length(tokens: str) -> int:
     (length, *others) = parse_counts("tokens", tokens)
-    if others:
-        raise ValueError(f"tokens={tokens!r} must be one length.")
+    if others or length < 1:
+        raise ValueError(f"tokens={tokens!r} must be one length of at least 1.")
     return length
 
 
@@ -85,8 +91,8 @@ def _numbers(length: int, show: Show, reading: Reading, rival: Show, near: list[
         "length": f"{length:,}",
         "parameters": f"{show.model.num_parameters():,}",
         "own_tokens": f"{reading.tokens:,}",
-        "seconds": f"{reading.seconds:,.0f}",
-        "speed": f"{reading.tokens / reading.seconds:,.0f}",
+        "seconds": f"{reading.seconds:,.1f}",
+        "speed": f"{reading.gpt2_tokens / reading.seconds:,.0f}",
         "state_bytes": f"{reading.state_bytes:,}",
         "rival_parameters": f"{rival.model.num_parameters():,}",
         "rival_reach": f"{_reach(rival):,}",
@@ -119,7 +125,7 @@ def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
     with bar:
         task = bar.add_task("reading", total=max(scene.length, 1), speed=0, state=0)
         for reading in show.read(scene):
-            speed = reading.tokens / max(reading.seconds, 1e-9)
+            speed = reading.gpt2_tokens / max(reading.seconds, 1e-9)
             bar.update(task, completed=reading.gpt2_tokens, speed=speed, state=reading.state_bytes)
     return show, reading
 
@@ -150,7 +156,7 @@ def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     files = sorted(results_folder().glob("*.json"))
     reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
     (out / CURVES).unlink(missing_ok=True)  # of an earlier demo, which may have been of another model
-    if reports and folder.resolve() in {model_folder(name).resolve() for name in SHIPPED}:
+    if reports and folder.resolve() == model_folder(DEFAULT).resolve():
         figures.compare(reports, out / CURVES)
         drawn[CURVES] = "BABILong, accuracy of the shipped model against length (docs/results.md)"
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,6 +12,7 @@ from rich.table import Table
 from atlas_memory.cli.application import console, evaluations, refused
 from atlas_memory.data import SourceConfig
 from atlas_memory.files import check_output, finite, write_json
+from atlas_memory.models.shipped import model_folder
 from atlas_memory.tasks import lm, paper
 
 
@@ -38,8 +39,7 @@ def evaluate_paper(
     console.print(_score_table(report))
     if report.left_out:
         console.print(f"No file in {data} for: {', '.join(report.left_out)}.", markup=False)
-    if out is not None:  # last: where the disk is full, the table has been seen
-        write_json(out, report.to_dict())
+    _write(out, report.to_dict())
 
 
 def _check(out: Path | None) -> None:
@@ -48,6 +48,15 @@ def _check(out: Path | None) -> None:
         if out is not None:
             check_output(out)
     except ValueError as error:
+        raise refused(error) from error
+
+
+def _write(out: Path | None, content: Any) -> None:
+    """Last: where the disk is full, the table has been seen."""
+    try:
+        if out is not None:
+            write_json(out, content)
+    except OSError as error:
         raise refused(error) from error
 
 
@@ -74,7 +83,9 @@ def evaluate_lm(
         float, typer.Option(help="Share of documents held out, as in training: only they are read. 0: all are.")
     ] = 0.0,
     limit: Annotated[int | None, typer.Option(help="Documents at most, before any are held out.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Stop after the batch with which so many are scored.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Stop after the batch with which so many are scored.", min=1)
+    ] = None,
     rows: Annotated[int, typer.Option(help="Documents read side by side.", min=1)] = 4,
     segment: Annotated[int, typer.Option(help="Tokens read at once.", min=1)] = 512,
     first: Annotated[int, typer.Option(help="Width of the first bucket; each next one is twice as wide.", min=1)] = 128,
@@ -87,7 +98,7 @@ def evaluate_lm(
     _check(out)
     try:
         found = lm.evaluate(
-            model,
+            model_folder(model),
             SourceConfig.parse(source, limit=limit),
             validation=validation,
             tokens=tokens,
@@ -104,5 +115,4 @@ def evaluate_lm(
     table.add_section()
     table.add_row("all", f"{total.tokens:,}", f"{total.loss:.4f}", f"{total.perplexity:.3f}", style="bold")
     console.print(table)
-    if out is not None:
-        write_json(out, finite([bucket.to_dict() for bucket in found]))
+    _write(out, finite([bucket.to_dict() for bucket in found]))

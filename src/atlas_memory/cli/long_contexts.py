@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atlas_memory.cli.application import console, evaluations, refused
+from atlas_memory.cli.application import console, evaluations, names, refused
 from atlas_memory.files import check_output, write_json
 from atlas_memory.models.shipped import SHIPPED
 from atlas_memory.tasks import figures, mad, mqar, needle
@@ -34,7 +34,10 @@ Seed = Annotated[int, typer.Option(help="The same seed gives every model the sam
 Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 characters), such as 0k,4k,128k,1M,10M.")]
 Scale = Annotated[str, typer.Option(help=f"One of {', '.join(mqar.SCALES)}.")]
 SamplesOrAll = Annotated[int | None, typer.Option(help="Samples of each setting; as many as the scale says if absent.")]
-Again = Annotated[bool, typer.Option("--again", help="Evaluate also if OUT has the results of this command already.")]
+TokenModel = Annotated[
+    Path, typer.Option(help="Folder of a model trained for these token ids: see `atlas-memory study`.", metavar="PATH")
+]
+Again = Annotated[bool, typer.Option("--again", help="Evaluate also if OUT is there already, and replace it.")]
 Paths = "a folder, a glob or a list with commas"
 FIGURE = ".png"
 
@@ -64,7 +67,7 @@ def babilong(
     settings |= {"facts": facts, "background": background}
 
     def cells() -> list[Cell]:
-        return stream.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), facts, background, first)
+        return stream.cells(parse_counts("lengths", lengths), samples, seed, names(tasks), facts, background, first)
 
     _run("babilong", model, out, batch, precision, settings, cells, again)
 
@@ -93,15 +96,15 @@ def niah(
     settings |= {"background": background, "depths": depths}
 
     def cells() -> list[Cell]:
-        chosen = tuple(dict.fromkeys(_number("depths", depth) for depth in _names(depths)))
-        return needle.cells(parse_counts("lengths", lengths), samples, seed, _names(tasks), background, chosen)
+        chosen = tuple(dict.fromkeys(_number("depths", depth) for depth in names(depths)))
+        return needle.cells(parse_counts("lengths", lengths), samples, seed, names(tasks), background, chosen)
 
     _run("niah", model, out, batch, precision, settings, cells, again)
 
 
 @evaluations.command("mqar")
 def recall(
-    model: Model,
+    model: TokenModel,
     out: Out,
     lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, such as 64,256; all if absent.")] = None,
     samples: SamplesOrAll = None,
@@ -125,9 +128,11 @@ def recall(
 
 @evaluations.command("mad")
 def skills(
-    model: Model,
+    model: TokenModel,
     out: Out,
-    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.")] = ",".join(mad.SCORED),
+    tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.", show_default=False)] = ",".join(
+        mad.SCORED
+    ),
     samples: SamplesOrAll = None,
     batch: Batch = 32,
     precision: Precision = PRECISIONS[0],
@@ -142,7 +147,7 @@ def skills(
     settings = {"tasks": tasks, "samples": samples, "seed": seed, "scale": scale}
 
     def cells() -> list[Cell]:
-        return mad.cells(samples, seed, _names(tasks), scale)
+        return mad.cells(samples, seed, names(tasks), scale)
 
     _run("mad", model, out, batch, precision, settings, cells, again)
 
@@ -162,11 +167,6 @@ def merge_reports(
     except (ValueError, OSError) as error:
         raise refused(error) from error
     _show(report, out)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Each once."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _number(argument: str, text: str) -> float:
@@ -191,6 +191,8 @@ def _run(
         request = Request(name, model, cells(), out, settings, batch, precision=precision)
         report = None if again else finished_report(request)
         if report is None:
+            if out.exists() and not again:
+                raise ValueError(f"out={str(out)!r} holds something else; --again replaces it.")
             report = evaluate(request)
         else:
             typer.echo(f"{out} has these results already; --again evaluates once more.", err=True)

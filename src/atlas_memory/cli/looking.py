@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from atlas_memory.cli.application import app, console
+from atlas_memory.cli.application import app, console, wide_table
 from atlas_memory.models.accounting import SIZES, account, sized_config
 from atlas_memory.models.configuration_atlas import BACKBONES, AtlasConfig
 from atlas_memory.spec import presets
@@ -21,7 +21,7 @@ def list_presets() -> None:
     Example: atlas-memory presets
     """
     fields = ("feature", "network", "objective", "window", "optimizer", "exact")
-    table = Table("preset", *fields)
+    table = wide_table(("preset", *fields))
     for name, spec in presets.items():
         table.add_row(name, *(str(getattr(spec, field)) for field in fields))
     console.print(table)

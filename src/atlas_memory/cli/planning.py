@@ -44,9 +44,9 @@ def scale(
             for cells in (scaling.COLUMNS, ("---",) * len(scaling.COLUMNS), *rows):
                 typer.echo(f"| {' | '.join(cells)} |")
             return
-        shown = wide_table(scaling.COLUMNS, f"{recipe} on {hardware}")
-        for cells in rows:
-            shown.add_row(*cells)
+        shown = wide_table(("", *("" for _ in rows)), f"{recipe} on {hardware}")
+        for quantity in zip(scaling.COLUMNS, *rows, strict=True):  # a column for each prediction: there are few
+            shown.add_row(*quantity)
     except ValueError as error:
         raise refused(error) from error
     console.print(shown)

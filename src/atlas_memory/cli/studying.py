@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from atlas_memory.checks import check_choice
-from atlas_memory.cli.application import app, console, refused, speak
+from atlas_memory.cli.application import app, console, names, refused, speak
+from atlas_memory.files import check_output_folder
 from atlas_memory.studies import language_models, long_texts, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
 from atlas_memory.tasks import mad
@@ -33,7 +34,7 @@ def study_language_models(
     seeds: Annotated[int | None, typer.Option(help="Runs of each model: 3 by default.", min=1)] = None,
     parameters: Annotated[str | None, typer.Option(help="Of each model: 2.9M by default.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Of the tokenizer: 4096 by default.", min=300)] = None,
-    models: Annotated[str | None, typer.Option(help=f"With commas between; all: {','.join(MODELS)}.")] = None,
+    models: Annotated[str | None, typer.Option(help=f"With commas between; all: {', '.join(MODELS)}.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of every recipe, as optimizer.lr=1e-3.")
     ] = None,
@@ -52,13 +53,14 @@ def study_language_models(
             "seeds": seeds,
             "parameters": None if parameters is None else parse_count("parameters", parameters),
             "vocabulary": vocabulary,
-            "models": None if models is None else tuple(models.split(",")),
+            "models": None if models is None else names(models),
         }
         fields = {name: value for name, value in given.items() if value is not None}
         if not quick and data is None:
             raise ValueError("data must be given: a folder of texts, builtin, text:PATH or jsonl:PATH; or --quick.")
         study = dataclasses.replace(quick_study(), **fields) if quick else Study(**fields)
         study = dataclasses.replace(study, changes=(*study.changes, *(changes or [])))
+        check_output_folder(out)
         run_study(study, out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
@@ -67,7 +69,9 @@ def study_language_models(
 
 
 ALL_MODELS, ALL_LONG = ",".join(MODELS), ",".join(long_texts.MODELS)
-Models = Annotated[str, typer.Option(help="With commas between.")]
+Models = Annotated[
+    str, typer.Option(help=f"With commas between; all unless given: {', '.join(MODELS)}.", show_default=False)
+]
 Steps = Annotated[
     int | None, typer.Option(help="Of each model; 800 of the small scale, as published of the public one.", min=1)
 ]
@@ -83,7 +87,12 @@ def study_babilong(
     recipe: Annotated[
         str | None, typer.Option(help="A path or a shipped name: how all models are trained; babilong.")
     ] = None,
-    models: Annotated[str, typer.Option(help="With commas between.")] = ALL_LONG,
+    models: Annotated[
+        str,
+        typer.Option(
+            help=f"With commas between; all unless given: {', '.join(long_texts.MODELS)}.", show_default=False
+        ),
+    ] = ALL_LONG,
     seeds: Annotated[int | None, typer.Option(help="Runs of each model; 1 unless given.", min=1)] = None,
     tasks: Annotated[str | None, typer.Option(help="Of the evaluation, with commas between; qa1 to qa5.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Of the evaluation, in GPT-2 tokens; 0k,4k,128k.")] = None,
@@ -102,11 +111,11 @@ def study_babilong(
     """
     speak()
     try:
-        study = (long_texts.quick_study if quick else long_texts.Study)(models=tuple(models.split(",")))
+        study = (long_texts.quick_study if quick else long_texts.Study)(models=names(models))
         given: dict[str, Any] = {
             "recipe": recipe,
             "seeds": seeds,
-            "tasks": None if tasks is None else tuple(tasks.split(",")),
+            "tasks": None if tasks is None else names(tasks),
             "lengths": None if lengths is None else parse_counts("lengths", lengths),
             "samples": samples,
             "facts": facts,
@@ -114,6 +123,7 @@ def study_babilong(
             "changes": (*study.changes, *(changes or ())),
         }
         study = dataclasses.replace(study, **{name: value for name, value in given.items() if value is not None})
+        check_output_folder(out)
         long_texts.run_study(study, out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error
@@ -138,7 +148,7 @@ def study_mqar(
     _study_tokens(
         lambda: token_tasks.Study(
             (token_tasks.MQAR,),
-            tuple(models.split(",")),
+            names(models),
             parse_counts("key_widths", key_widths),
             seeds,
             scale,
@@ -153,7 +163,9 @@ def study_mqar(
 def study_mad(
     out: Out,
     models: Models = ALL_MODELS,
-    tasks: Annotated[str, typer.Option(help="With commas between.")] = ",".join(mad.TASKS),
+    tasks: Annotated[
+        str, typer.Option(help=f"With commas between; all unless given: {', '.join(mad.TASKS)}.", show_default=False)
+    ] = ",".join(mad.TASKS),
     steps: Steps = None,
     seeds: Seeds = 1,
     scale: Scale = "small",
@@ -163,10 +175,16 @@ def study_mad(
 
     Example: atlas-memory study mad --models gated_deltanet --tasks memorization --steps 20 --out studies/mad
     """
+
+    def chosen() -> tuple[str, ...]:
+        for task in names(tasks):
+            check_choice("tasks", task, mad.TASKS)
+        return names(tasks)
+
     _study_tokens(
         lambda: token_tasks.Study(
-            tuple(tasks.split(",")),
-            tuple(models.split(",")),
+            chosen(),
+            names(models),
             seeds=seeds,
             scale=scale,
             budget=_budget(token_tasks.MAD, scale, steps),
@@ -186,6 +204,7 @@ def _study_tokens(study: Callable[[], token_tasks.Study], out: Path, quiet: bool
     """study: made here, where what is wrong with its options is told."""
     speak()
     try:
+        check_output_folder(out)
         token_tasks.run_study(study(), out, progress=not quiet)
     except (ValueError, ImportError, OSError) as error:
         raise refused(error) from error

@@ -186,7 +186,7 @@ def quick_study(models: Sequence[str]) -> Study:
         "data.rows.length=64",
         "tokenizer.vocabulary=null",
         "data.tokenizer=bytes",
-        "model.hidden_size=32",
+        "model.hidden_size=48",
         "model.intermediate_size=64",
         "logging.tensorboard=false",
     )

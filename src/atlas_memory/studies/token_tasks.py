@@ -331,7 +331,7 @@ def markdown(found: Sequence[Measured]) -> str:
     for model in dict.fromkeys(entry.model for entry in found):
         cells = [_cell([e for e in found if (e.model, e.task, e.key_width) == (model, *column)]) for column in columns]
         known = [value for value, _ in cells if value is not None]
-        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {100 * statistics.mean(known):.1f} |")
+        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {100 * statistics.mean(known):.1f} % |")
     return "\n".join(lines) + "\n"
 
 
@@ -342,7 +342,7 @@ def _cell(runs: Sequence[Measured]) -> tuple[float | None, str]:
     size = f" ({runs[0].state_bytes / 1000:,.1f} kB)" if runs[0].task == MQAR else ""
     if diverged == len(runs):
         return mean, f"diverged{size}"
-    return mean, f"{100 * mean:.1f}{size}" + (f" ({diverged} diverged)" if diverged else "")
+    return mean, f"{100 * mean:.1f} %{size}" + (f" ({diverged} diverged)" if diverged else "")
 
 
 def figure(found: Sequence[Measured], path: Path) -> None:

@@ -64,7 +64,7 @@ class Request:
             check_whole(name, getattr(self, name))
         check_choice("precision", self.precision, PRECISIONS)
         if not self.cells:
-            raise ValueError("cells=[]: there is nothing to evaluate.")
+            raise ValueError("there is nothing to evaluate; give at least one of --tasks, --lengths and --depths.")
         if not (self.folder / "config.json").is_file():
             raise ValueError(
                 f"model={str(self.model)!r} has no config.json; accepted: a folder written by save_pretrained, "

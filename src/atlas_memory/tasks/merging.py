@@ -90,7 +90,8 @@ def _merged(results: Sequence[Result]) -> Result:
     for before, after in itertools.pairwise(results):
         end = before.first + before.samples
         if after.first != end:
-            what = f"samples {after.first} to {end - 1} twice" if after.first < end else f"no sample {end}"
+            last = min(end, after.first + after.samples) - 1
+            what = f"samples {after.first} to {last} twice" if after.first < end else f"no sample {end}"
             raise ValueError(
                 f"reports have {what} of {_cell_name(after)}; accepted: each sample once, "
                 "and no gap between the first and the last."

@@ -60,6 +60,11 @@ class Result:
     def from_dict(cls, content: dict[str, Any]) -> Result:
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in content.items() if name in names}
+        for name, value in known.items():
+            if name not in ("task", "details") and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name}={value!r} must be a number.")
+        if not (known["samples"] > 0 and known["tokens_per_second"] > 0):
+            raise ValueError("samples and tokens_per_second must be above 0.")
         return cls(**known, details={name: value for name, value in content.items() if name not in names})
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +84,7 @@ class Report:
     def from_dict(cls, content: dict[str, Any]) -> Report:
         """What `to_dict` made."""
         results = [Result.from_dict(result) for result in content["results"]]
-        return cls(content["evaluation"], content["model"], content["settings"], results)
+        return cls(content["evaluation"], content["model"], dict(content["settings"]), results)
 
     def to_dict(self) -> dict[str, Any]:
         results = [result.to_dict() for result in self.results]

@@ -44,14 +44,24 @@ class WorkFolder:
         self._file, self._cache = self.folder / "finished.json", self.folder / "reading.safetensors"
         self.finished: list[Finished] = []
         if self._file.is_file():
-            content = json.loads(self._file.read_text(encoding="utf-8"))
+            content = self._read()
             if content["settings"] != self._settings:
                 raise ValueError(
                     f"out={str(out)!r}: {self.folder} holds the work of another evaluation, with "
                     f"{_differing(content['settings'], self._settings)}; "
                     "remove that folder, repeat that command, or choose another --out."
                 )
-            self.finished = [Finished(**entry) for entry in content["finished"]]
+            self.finished = content["finished"]
+        elif self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"out={str(out)!r}: {str(self.folder)!r}, where its work would be kept, is a file.")
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            settings = dict(content["settings"])
+            return {"settings": settings, "finished": [Finished(**entry) for entry in content["finished"]]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(self._file)!r} is damaged ({error!r}); remove the folder to start anew.") from error
 
     def _write(self) -> None:
         self.folder.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ from atlas_memory.data import (
     read_documents,
 )
 from atlas_memory.data.folders import replace_folder
+from atlas_memory.data.sources import TextFiles
 from atlas_memory.data.tokenizers import Encoder, end_token, vocabulary_size
 from atlas_memory.models import AtlasForCausalLM
 from atlas_memory.models.joining import join
@@ -79,10 +80,22 @@ def _check_folder(out: Path, recipe: Recipe, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file; it must be a folder.")
     source = recipe.data.source.path
+    if not resume:
+        _check_source(recipe)
     if source and out.resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(f"out={str(out)!r} lies in the source folder, and would be read as text; choose another.")
     if not resume and any((out / name).exists() for name in (CHECKPOINTS, FINAL, LOG, TOKENIZER)):
         raise ValueError(f"out={str(out)!r} holds a run already; go on with --resume, or choose another folder.")
+
+
+def _check_source(recipe: Recipe) -> None:
+    """Before a folder is made for the run."""
+    source = recipe.data.source
+    try:
+        if source.kind == "text":
+            TextFiles(source)
+    except ValueError as error:
+        raise ValueError(f"data.source.path={source.path!r}: {error}") from error
 
 
 def _report_differences(out: Path, recipe: Recipe) -> None:

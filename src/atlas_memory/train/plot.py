@@ -36,8 +36,11 @@ def draw(runs: Sequence[Run], out: Path, quantities: Sequence[str] = DEFAULT) ->
 
 def save_figure(figure: Any, path: Path) -> None:
     """A file, whole or not at all; PNG unless its name says otherwise."""
-    image = io.BytesIO()
-    figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=120)
+    image, kind = io.BytesIO(), path.suffix.lstrip(".") or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"out={str(path)!r} must end in one of .{', .'.join(known)}.")
+    figure.savefig(image, format=kind, dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, image.getvalue())
 

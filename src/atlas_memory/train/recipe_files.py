@@ -167,6 +167,9 @@ class _Places:
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return f"--set {self.overrides[location[:length]]}"
+            below = [text for place, text in self.overrides.items() if place[:length] == location[:length]]
+            if below and self._node(location[:length]) is None:
+                return f"--set {below[0]}"
             node = self._node(location[:length])
             if node is not None and not any(o[:length] == location[:length] for o in self.overrides):
                 return f"{self.path}:{node.start_mark.line + 1}"

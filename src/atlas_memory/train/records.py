@@ -106,12 +106,8 @@ class Records:
 
 
 def _described(line: dict[str, Any]) -> str:
-    shown = [f"loss {line['loss']:.3f}", f"lr {line['lr']:.2e}", f"{line['tokens_per_second']:,.0f} tokens/s"]
-    if "limited" in line:
-        shown.append(f"limited {line['limited']:.0%}")
-    if "memory_norm" in line:
-        shown.append(f"norm {line['memory_norm']:.2f}")
-    return "  ".join(shown)
+    """What fits beside the bar; the rest is in the log."""
+    return f"loss {line['loss']:.3f}  {line['tokens_per_second']:,.0f} tokens/s"
 
 
 def _items(fields: Any) -> Any:
