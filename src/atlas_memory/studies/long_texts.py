@@ -53,6 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "memory_tokens": {
         "preset": None,
         "layer_types": ["memory_tokens"],
+        "memory": None,
         "num_hidden_layers": 1,
         "memory_token_layers": 3,
         "segment_length": 64,
@@ -166,6 +167,8 @@ def recipe_of(base: Recipe, model: str, seed: int) -> Recipe:
     described = {**fields["model"], **MODELS[model]}
     fields["model"] = {**described, "intermediate_size": _fitted_width(base.model, described)}
     fields["seed"] = fields["data"]["rows"]["seed"] = seed
+    if (described.get("memory") or {}).get("gates") != HARD["gates"]:  # no gates that could learn to stay shut
+        fields["loop"]["write_penalty"] = fields["loop"]["leak_penalty"] = 0.0
     return Recipe.model_validate(fields)
 
 
