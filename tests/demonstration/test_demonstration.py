@@ -21,6 +21,7 @@ from atlas_memory.demonstration import Answered, Question, Scene, Show, scene
 from atlas_memory.demonstration.page import WITHOUT, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.models import shipped
+from atlas_memory.tasks.evaluation import Request, load_report
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.needle import DEPTHS
 from atlas_memory.tasks.samples import up_to_stop
@@ -222,6 +223,14 @@ def test_shipped_models_are_there_and_small() -> None:
         assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {f.name for f in folder.iterdir()}
         assert (folder / "model.safetensors").stat().st_size < 10e6
     assert shipped.model_folder("elsewhere") == Path("elsewhere")
+
+
+def test_shipped_results_are_of_the_shipped_model() -> None:
+    request = Request("babilong", Path("shipped"), needle_cells((0,), 1), Path("unused.json"), {})
+    for file in shipped.results_folder().glob("*.json"):
+        report = load_report(file)
+        assert report.settings["model_digest"] == request.all_settings()["model_digest"]
+        assert {"facts_digest", "background_digest", "precision"} <= report.settings.keys()
 
 
 def wrong_and_asked(model: str, length: int) -> tuple[int, int]:
