@@ -21,9 +21,10 @@ from atlas_memory.checks import check_whole
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.groups import read_in_groups
 from atlas_memory.layers.rotary import angles, rotate
-from atlas_memory.ops import MemoryState, Monitors, memorize, memorize_reference, recall
+from atlas_memory.ops import Gates, MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.call import without_autocast
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
+from atlas_memory.ops.idle import idle_at_first
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
@@ -118,11 +119,10 @@ class Memory(nn.Module):
         if answered is not None:
             _check_answered(answered, x, mask, cu_seqlens)
 
-        def operator(*arguments: Any, **options: Any) -> tuple[Tensor, MemoryState]:
-            return memorize(*arguments, recompute=recompute, monitors=monitors, answered=answered, **options)
-
-        together = monitors is not None
-        return self._read(operator, x, state, mask, cu_seqlens, check_finite, together, answered)
+        operator = functools.partial(memorize, recompute=recompute, monitors=monitors)
+        watched = monitors is not None  # every token is told of, and packed sequences side by side
+        read = functools.partial(self._read_rows, operator, answered, not watched)
+        return self._read(read, x, state, mask, cu_seqlens, check_finite, together=watched)
 
     def reference(
         self,
@@ -134,7 +134,8 @@ class Memory(nn.Module):
         check_finite: bool | None = None,
     ) -> tuple[Tensor, MemoryState]:
         """As `forward`, by the slow definition."""
-        return self._read(memorize_reference, x, state, mask, cu_seqlens, check_finite)
+        read = functools.partial(self._read_rows, memorize_reference, None, False)
+        return self._read(read, x, state, mask, cu_seqlens, check_finite)
 
     def recall(self, x: Tensor, state: MemoryState, *, check_finite: bool | None = None) -> Tensor:
         """Ask without writing: every token of x (B, T, dim) reads the state as it is. (B, T, dim)."""
@@ -142,9 +143,14 @@ class Memory(nn.Module):
         if not isinstance(state, MemoryState):
             raise ValueError(f"state must be a MemoryState, got {type(state).__name__}.")
         state.check(self.spec, x.shape[0], x.device)
-        x = cap(x, LARGEST_INPUT)
+        return self._recall(cap(x, LARGEST_INPUT), state)
+
+    def _recall(self, x: Tensor, state: MemoryState) -> Tensor:
+        width = self.widths[0]  # of the queries; nobody asks for keys and values
+        raw = F.linear(x, self.tokens.weight[:width])
+        mixed = self._convolve(raw, self._tail(state, x)[..., :width])
         last = torch.tensor([max(n - 1, 0) for n in state.position])[:, None]  # asked from where reading stands
-        queries, _, _ = self._split(self._convolve(self.tokens(x), self._tail(state, x)), last)
+        queries = self._addresses(_working(mixed), last)
         answers = recall(self.spec, queries, state, coefficients=self._coefficients(), check_finite=False)
         return self._output(answers, x)
 
@@ -155,14 +161,13 @@ class Memory(nn.Module):
 
     def _read(
         self,
-        operator: Callable[..., tuple[Tensor, MemoryState]],
+        read: Callable[[Packing, Tensor, MemoryState | None], tuple[Tensor, MemoryState]],
         x: Tensor,
         state: MemoryState | None,
         mask: Tensor | None,
         cu_seqlens: Tensor | Sequence[int] | None,
         check_finite: bool | None,
         together: bool = False,
-        answered: int | None = None,
     ) -> tuple[Tensor, MemoryState]:
         """together: packed sequences side by side, whatever their lengths."""
         self._check_input(x, check_finite)
@@ -171,38 +176,73 @@ class Memory(nn.Module):
             if not isinstance(state, MemoryState):
                 raise ValueError(f"state must be a MemoryState or None, got {type(state).__name__}.")
             state.check(self.spec, packing.rows, x.device)
-        read = functools.partial(self._read_rows, operator, answered)
         return read(packing, x, state) if together else read_in_groups(read, MemoryState.cat, packing, x, state)
 
     def _read_rows(
         self,
         operator: Callable[..., tuple[Tensor, MemoryState]],
         answered: int | None,
+        skipping: bool,
         packing: Packing,
         x: Tensor,
         state: MemoryState | None,
     ) -> tuple[Tensor, MemoryState]:
+        """skipping: the first tokens that no row writes are asked only, and those that nobody asks counted only."""
         x = cap(packing.unpack(x), LARGEST_INPUT)
+        gates, tokens = self.gates(x), x.shape[1]
+        wanted = tokens if answered is None else answered
+        idle = 0
+        if skipping and state is not None and packing.plain and self.rotary is None:
+            idle = idle_at_first(self.spec, gates)
+        if state is None or not idle:
+            y, after = self._memorize(operator, x, gates, state, packing.lengths, wanted)
+            return packing.pack(y), after
+        unasked = min(tokens - wanted, idle)
+        state = self._passed(x[:, :unasked], state)
+        y, after = self._recall(x[:, unasked:idle], state), self._passed(x[:, unasked:idle], state)
+        if idle < tokens:
+            gates = Gates(*(None if gate is None else gate[:, idle:] for gate in gates))
+            lengths = [tokens - idle] * packing.rows
+            further, after = self._memorize(operator, x[:, idle:], gates, after, lengths, min(wanted, tokens - idle))
+            y = torch.cat([y, further], dim=1)
+        return y, after
+
+    def _memorize(
+        self,
+        operator: Callable[..., tuple[Tensor, MemoryState]],
+        x: Tensor,
+        gates: Gates,
+        state: MemoryState | None,
+        lengths: Sequence[int],
+        answered: int,
+    ) -> tuple[Tensor, MemoryState]:
+        """x (B, T, dim), right-padded: (B, answered, dim), and the state to go on from."""
         tail = self._tail(state, x)
         raw = self.tokens(x)
-        before = torch.tensor((0,) * packing.rows if state is None else state.position)[:, None]
+        before = torch.tensor((0,) * len(lengths) if state is None else state.position)[:, None]
         queries, keys, values = self._split(self._convolve(raw, tail), before + torch.arange(x.shape[1]))
+        unasked = x.shape[1] - answered
         answers, after = operator(
             self.spec,
             queries,
             keys,
             values,
-            self.gates(x),
+            gates,
             self.initial() if state is None else None,
             state=state,
             coefficients=self._coefficients(),
-            lengths=packing.lengths,
+            lengths=lengths,
             check_finite=False,
+            **({"answered": answered} if unasked else {}),
         )
-        after = after.updated(self._new_tail(raw, tail, packing.lengths))
-        if answered is not None:
-            answers, x = (part[:, part.shape[1] - answered :] for part in (answers, x))
-        return packing.pack(self._output(answers, x)), after
+        after = after.updated(self._new_tail(raw, tail, lengths))
+        return self._output(answers[:, unasked:], x[:, unasked:]), after
+
+    def _passed(self, x: Tensor, state: MemoryState) -> MemoryState:
+        """The state after tokens (B, T, dim) that leave the weights as they are."""
+        seen = x[:, max(x.shape[1] - self.convolution + 1, 0) :]
+        tail = self._new_tail(self.tokens(seen), self._tail(state, x), [seen.shape[1]] * state.batch)
+        return state.updated(tail, [n + x.shape[1] for n in state.position])
 
     def _check_input(self, x: Tensor, check_finite: bool | None) -> None:
         if not isinstance(x, Tensor):
@@ -238,7 +278,7 @@ class Memory(nn.Module):
         return {"conv.tail": new if new.dtype == torch.float64 else new.float()}
 
     def _convolve(self, raw: Tensor, tail: Tensor) -> Tensor:
-        """Causal depthwise convolution (B, T, channels), then SiLU.
+        """Causal depthwise convolution (B, T, channels) of all channels or the first of them, then SiLU.
 
         Written out: conv1d wants the channels before the tokens, and all that follows would read across the grain.
         """
@@ -246,7 +286,7 @@ class Memory(nn.Module):
             return F.silu(raw)
         both = torch.cat([tail.to(raw.dtype), raw], dim=1)
         # Each tap in one piece: kernels that step through a strided one cannot take several channels at once.
-        weights = self.mixing.to(raw.dtype)[:, 0].mT.contiguous()  # (K, channels)
+        weights = self.mixing[: raw.shape[-1], 0].to(raw.dtype).mT.contiguous()  # (K, channels)
         mixed = raw * weights[-1]
         for place, weight in enumerate(weights[:-1]):
             mixed = torch.addcmul(mixed, both[:, place : place + raw.shape[1]], weight)
@@ -257,14 +297,16 @@ class Memory(nn.Module):
 
         places (B, T or 1): of the tokens in their sequences.
         """
-        dtype = torch.float64 if mixed.dtype == torch.float64 else torch.float32
-        asked, values = mixed.to(dtype).split([sum(self.widths[:2]), self.widths[2]], -1)
-        values = values.unflatten(-1, (self.heads, -1))
-        queries, keys = normalise(asked.unflatten(-1, (2 * self.heads, -1))).split(self.heads, dim=-2)
-        if self.rotary is not None:
-            cosine, sine = angles(places[..., None].to(mixed.device), self.spec.key_width, self.rotary, keys)
-            queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
-        return queries, keys, cap(values, LARGEST_VALUE)
+        asked, values = _working(mixed).split([sum(self.widths[:2]), self.widths[2]], -1)
+        queries, keys = self._addresses(asked, places).split(self.heads, dim=-2)
+        return queries, keys, cap(values.unflatten(-1, (self.heads, -1)), LARGEST_VALUE)
+
+    def _addresses(self, mixed: Tensor, places: Tensor) -> Tensor:
+        """Queries, or queries and keys (B, T, H or 2 H, D): normalised, and turned where positions matter."""
+        made = normalise(mixed.unflatten(-1, (-1, self.spec.key_width)))
+        if self.rotary is None:
+            return made
+        return rotate(made, *angles(places[..., None].to(mixed.device), self.spec.key_width, self.rotary, made))
 
     def _coefficients(self) -> Tensor | None:
         """The polynomial's, scaled so that φ of a unit vector is a unit vector; or the exponential's sharpness."""
@@ -278,6 +320,11 @@ class Memory(nn.Module):
         normed = root_mean_square_norm(answers, self.norm.to(answers.dtype)).flatten(-2)
         gate = F.silu(self.output_gate(x))
         return self.output(normed.to(gate.dtype) * gate)
+
+
+def _working(x: Tensor) -> Tensor:
+    """In the working precision."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _check_answered(answered: int, x: Tensor, mask: Tensor | None, cu_seqlens: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.ops.call import Call
+from atlas_memory.ops.idle import idle
 from atlas_memory.ops.optimizers import Gates
 from atlas_memory.ops.packing import last_rows, take_rows
 from atlas_memory.ops.state import MemoryState
@@ -164,21 +165,12 @@ def stack_chunks(spec: MemorySpec, aligned: Aligned, begin: int, end: int) -> tu
 
 
 def idle_chunks(spec: MemorySpec, chunks: Chunk) -> list[bool]:
-    """Of every chunk, whether it leaves the weights of all rows as they are: nothing written, nothing forgotten.
-
-    Hard gates are exactly zero over most of a long text. To ask would make other devices than the CPU wait, and in
-    training a gate's gradient is not zero where the gate is.
-    """
-    step, retention = chunks.gates.step, chunks.gates.retention
-    changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
-    host = chunks.keys.device.type == "cpu" and not torch.compiler.is_compiling()
-    if step is None or changes or not host or torch.is_grad_enabled():
+    """Of every chunk, whether all of its tokens, in all rows, are known to be idle."""
+    still = idle(spec, chunks.gates)
+    if still is None:
         return [False] * len(chunks.keys)
-    still = (step == 0).flatten(1).all(1)
-    if retention is not None:
-        still &= (retention == 1).flatten(1).all(1)
-    idle: list[bool] = still.tolist()
-    return idle
+    idle_ones: list[bool] = still.flatten(1).all(1).tolist()
+    return idle_ones
 
 
 def select_chunks(chunks: Chunk, chosen: list[bool]) -> Chunk:

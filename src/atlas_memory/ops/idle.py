@@ -1,0 +1,33 @@
+"""Tokens that leave a memory as it is: nothing written, nothing forgotten.
+
+Hard gates are exactly zero over most of a long text, and what would be written there need not be computed. To ask would
+make other devices than the CPU wait, and in training a gate's gradient is not zero where the gate is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atlas_memory.ops.optimizers import Gates
+from atlas_memory.ops.stability import may_look
+from atlas_memory.spec import MemorySpec
+
+
+def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
+    """Of every token, in the shape of its gates, whether it is idle; None: there is no saying."""
+    step, retention = gates.step, gates.retention
+    changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
+    if step is None or changes or torch.is_grad_enabled() or not may_look(step):
+        return None
+    still = step == 0
+    return still if retention is None else still & (retention == 1)
+
+
+def idle_at_first(spec: MemorySpec, gates: Gates) -> int:
+    """Tokens of gates (B, T, H) before the first that any row writes, of memories whose windows hold but one."""
+    still = idle(spec, gates) if spec.window == 1 else None
+    if still is None:
+        return 0
+    busy = still.logical_not().any(-1).any(0).nonzero()
+    return int(busy[0]) if len(busy) else still.shape[1]
