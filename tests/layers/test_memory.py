@@ -11,7 +11,14 @@ import torch.nn.functional as F
 
 from atlas_memory import Memory, MemorySpec, MemoryState, Monitors, presets
 from atlas_memory.ops import memorize
-from tests.support import CHUNK, assert_close, assert_states_identical, small_memory, tokens
+from tests.support import (
+    CHUNK,
+    assert_close,
+    assert_states_close,
+    assert_states_identical,
+    small_memory,
+    tokens,
+)
 
 DIM = 6
 
@@ -144,6 +151,74 @@ def test_answers_that_cannot_be_given_are_refused() -> None:
         memory(x, answered=6)
     with pytest.raises(ValueError, match="answered=1 is for rows without padding"):
         memory(x, answered=1, mask=torch.ones(2, 5))
+
+
+# Tokens that no row writes.
+
+
+def _sparing_memory(**options: Any) -> Memory:
+    """Writes where the first entry of a token is positive, and nowhere else."""
+    memory = small_memory("gated_deltanet", gates="hard", tie_retention=True, **options)
+    steps = memory.gates.names.index("step")
+    with torch.no_grad():
+        for weights in memory.gates.projection.weight.unflatten(0, (memory.heads, -1)):
+            weights[steps] = torch.tensor([100.0] + [0.0] * (DIM - 1))
+    return memory
+
+
+def _written_from(place: int, count: int) -> torch.Tensor:
+    """Tokens of which one row is written from here on, the other two tokens later."""
+    x = tokens(2, count, seed=3)
+    x[..., 0] = -1
+    x[0, place:, 0] = 1
+    x[1, place + 2 :, 0] = 1
+    return x
+
+
+class _Counted:
+    """`memorize`, and how many tokens it was given."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def __call__(self, spec: MemorySpec, queries: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        self.tokens += queries.shape[1]
+        return memorize(spec, queries, *arguments, **options)
+
+
+@pytest.mark.parametrize("answered", [None, 0, 2, CHUNK + 5])
+@pytest.mark.parametrize("convolution", [1, 4])
+@pytest.mark.parametrize("place", [0, 1, CHUNK, CHUNK + 4, CHUNK + 6])
+def test_tokens_that_are_not_written_are_not_worked_on(
+    place: int, convolution: int, answered: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, x = _sparing_memory(convolution=convolution), _written_from(place, CHUNK + 6)
+    counted = _Counted()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    with torch.no_grad():
+        _, begun = memory.reference(_written_from(0, CHUNK))
+        expected, after = memory.reference(x, begun)
+        y, state = memory(x, begun, answered=answered)
+    assert counted.tokens == CHUNK + 6 - place
+    assert_close(y, expected[:, 0 if answered is None else CHUNK + 6 - answered :], "answers")
+    assert_states_close(state, after)
+    assert not torch.equal(after.tensors["weights.down"], begun.tensors["weights.down"]) or place == CHUNK + 6
+
+
+@pytest.mark.parametrize("watching", ["gradients", "monitors", "padding", "window"])
+def test_all_tokens_are_worked_on_where_they_matter(watching: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = _sparing_memory(**({"window": 2} if watching == "window" else {}))
+    counted, options = _Counted(), dict[str, Any]()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    if watching == "monitors":
+        options["monitors"] = Monitors()
+    if watching == "padding":
+        options["mask"] = torch.arange(CHUNK) < torch.tensor([[CHUNK], [CHUNK - 1]])
+    with torch.no_grad():
+        _, begun = memory.reference(_written_from(0, CHUNK))
+    with torch.set_grad_enabled(watching == "gradients"):
+        memory(_written_from(CHUNK, CHUNK), begun, **options)
+    assert counted.tokens == CHUNK
 
 
 # Bad input.

@@ -24,6 +24,9 @@ from atlas_memory.ops.packing import Packing, joined_tail, last_rows
 # Queries that share one mask: bounds it to this many rows, however long the call.
 QUERIES_AT_ONCE = 1024
 
+# Blocks that hold a window, and that are seen by the one after them.
+BEFORE = 2
+
 
 class Attention(nn.Module):
     """Causal attention as a token mixer: (B, T, dim) → (B, T, dim), and the state to go on from.
@@ -184,60 +187,67 @@ class Attention(nn.Module):
         return self._softmax([x.transpose(1, 2) for x in looking], visible, causal).transpose(1, 2)
 
     def _by_windows(self, queries: Tensor, keys: Tensor, values: Tensor, state: AttentionState) -> Tensor:
-        """Blocks of a window: each sees itself and the block before it, the first what was kept. (B, T, H, D).
+        """Blocks of half a window: each sees itself and the two before it, the first what was kept. (B, T, H, D).
 
-        With time first and rows among the heads, a block and the one before it are a view of all places.
+        With time first and rows among the heads, a block and those before it are a view of all places. Whole windows
+        would be fewer blocks, of which each sees a third more places that its mask hides.
         """
-        window, (batch, count) = self.window or 1, queries.shape[:2]
-        blocks = -(-count // window)
+        block, before, batch, count = self._block, BEFORE * self._block, *queries.shape[:2]
+        blocks = -(-count // block)
 
         def laid(*parts: Tensor) -> Tensor:
             """(N, S, B, H, D), zeros after the last token."""
             new = torch.cat([part.movedim(0, 2) for part in parts])
-            missing = -new.shape[0] % window
+            missing = -new.shape[0] % block
             return new if not missing else F.pad(new, (0,) * (2 * new.ndim - 1) + (missing,))
 
-        def pairs(x: Tensor) -> Tensor:
-            """(N, S, B, H, D) → (blocks, B·H, 2 W S, D)"""
-            looked: Tensor = _WithBlockBefore.apply(x.flatten(2, 3).flatten(0, 1), window * self.sources)
+        def seen(x: Tensor) -> Tensor:
+            """(N, S, B, H, D) → (blocks, B·H, places S, D)"""
+            looked: Tensor = _WithBlocksBefore.apply(x.flatten(2, 3).flatten(0, 1), block * self.sources)
             return looked
 
         def per_block(x: Tensor) -> Tensor:
-            return x.flatten(1, 3).unflatten(0, (blocks, window)).transpose(1, 2)
+            return x.flatten(1, 3).unflatten(0, (blocks, block)).transpose(1, 2)
 
-        empty = keys.new_zeros(batch, 1, *keys.shape[2:])  # so that what was kept is a block too; nobody sees it
-        places = torch.arange((blocks + 1) * window, device=keys.device)
+        # so that what was kept are whole blocks too; nobody sees it
+        empty = keys.new_zeros(batch, before - state.keys.shape[1], *keys.shape[2:])
+        places = torch.arange(before + blocks * block, device=keys.device)
         cosine, sine = (x[:, None, None, None] for x in angles(places, self.width, self.theta, keys))
         asking = laid(queries[:, :, None])
         looking = [
             per_block(asking),
-            per_block(rotate(asking, cosine[window:], sine[window:])),
-            pairs(rotate(laid(empty, state.keys, keys), cosine, sine)),
-            pairs(laid(empty, state.values, values)),
+            per_block(rotate(asking, cosine[before:], sine[before:])),
+            seen(rotate(laid(empty, state.keys, keys), cosine, sine)),
+            seen(laid(empty, state.values, values)),
         ]
         visible, visible_first = self._visible_blocks(state.position, keys.device)
         if visible_first is None:
             answers = self._softmax(looking, visible)
         else:
-            first, rest = ([x[part] for x in looking] for part in (slice(0, 1), slice(1, None)))
-            answers = torch.cat([self._softmax(first, visible_first), self._softmax(rest, visible)])
+            first, rest = ([x[part] for x in looking] for part in (slice(0, BEFORE), slice(BEFORE, None)))
+            answers = torch.cat([self._softmax(first, visible_first[:blocks]), self._softmax(rest, visible)])
         return answers.unflatten(1, (batch, self.heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :count]
 
-    def _visible_blocks(self, position: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Whether a token of a block sees a place of it or of the one before: (1, 1, W, 2W).
+    @property
+    def _block(self) -> int:
+        return -(-(self.window or 1) // BEFORE)
 
-        And for the first block (1, B·H or 1, W, 2W), if of what was kept some is missing.
+    def _visible_blocks(self, position: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Whether a token of a block sees a place of those before it or of its own: (1, 1, block, places).
+
+        And for the first blocks (BEFORE, B·H or 1, block, places), if of what was kept some is missing.
         """
-        window = self.window or 1
-        places = torch.arange(2 * window, device=device)
-        distance = places[window:, None] - places
+        window, before = self.window or 1, BEFORE * self._block
+        places = torch.arange(before + self._block, device=device)
+        distance = places[before:, None] - places
         visible = (distance >= 0) & (distance < window)
         if all(n >= window - 1 for n in position):
             return visible[None, None], None
         together = len(set(position)) == 1
         rows = torch.tensor(position[:1] if together else position, device=device)
-        read = places >= window - rows[:, None, None]  # (B or 1, 1, 2W)
-        return visible[None, None], (visible & read).repeat_interleave(1 if together else self.heads, dim=0)[None]
+        first = self._block * torch.arange(BEFORE, device=device)[:, None, None, None]  # where each block begins
+        read = places + first >= before - rows[:, None, None]  # (BEFORE, B or 1, 1, places)
+        return visible[None, None], (visible & read).repeat_interleave(1 if together else self.heads, dim=1)
 
     def _softmax(self, looking: Sequence[Tensor], visible: Tensor | None, causal: bool = False) -> Tensor:
         """looking: queries (X, heads, Q, D), before rotation and after; keys and values (X, heads, N, D)."""
@@ -277,19 +287,22 @@ def _check_arguments(dim: int, heads: int, window: int | None, persistent: int, 
         raise ValueError(f"theta={theta!r} must be positive.")
 
 
-class _WithBlockBefore(torch.autograd.Function):
-    """Blocks of `size` places, each with the one before it, as a view: (N, R, D) → (N / size − 1, R, 2 size, D).
+class _WithBlocksBefore(torch.autograd.Function):
+    """Blocks of `size` places, each with BEFORE before it, as a view: (N, R, D) → (blocks, R, (BEFORE + 1) size, D).
 
-    The gradient of `unfold` is summed place by place; here it is two halves laid over one another.
+    The gradient of `unfold` is summed place by place; here it is as many parts laid over one another.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         ctx.size = size
-        return x.unfold(0, 2 * size, size).mT
+        return x.unfold(0, (BEFORE + 1) * size, size).mT
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        before, block = gradients[0].transpose(1, 2).split(ctx.size, dim=1)  # (blocks, size, R, D) each
-        missing = torch.zeros_like(block[:1])
-        return torch.cat([before, missing]).add_(torch.cat([missing, block])).flatten(0, 1), None
+        blocks = gradients[0].shape[0]
+        parts = gradients[0].transpose(1, 2).split(ctx.size, dim=1)  # (blocks, size, R, D) each
+        total = parts[0].new_zeros(blocks + BEFORE, *parts[0].shape[1:])
+        for place, part in enumerate(parts):
+            total[place : place + blocks] += part
+        return total.flatten(0, 1), None
