@@ -23,9 +23,13 @@ SENTENCES = 40_000
 
 
 class Reader:
-    """Reads rows of built-in text, STEP tokens a call as evaluations do; remembers the cache at named places."""
+    """Reads rows of built-in text, STEP tokens a call as evaluations do; remembers the cache at named places.
 
-    def __init__(self, rows: int) -> None:
+    half: in bfloat16, as `--precision bfloat16` of an evaluation.
+    """
+
+    def __init__(self, rows: int, half: bool = False) -> None:
+        self.half = half
         folder = model_folder("shipped")
         self.model, tokenizer = load_saved(folder), load_tokenizer(folder)
         sentences = itertools.islice(open_background("builtin").sentences("reading"), SENTENCES)
@@ -37,7 +41,7 @@ class Reader:
     def read_until(self, tokens: int, name: str) -> dict[str, Any]:
         """Read on to place `tokens` of every row, keep the cache under a name, and say what is held there."""
         for place in range(self.cache.get_seq_length() // STEP, tokens // STEP):
-            self.model.read(self.pieces[place % PIECES], self.cache, step=STEP, progress=False)
+            self._read(self.pieces[place % PIECES], self.cache)
         self.kept[name] = self.cache.copy()
         gc.collect()
         return {
@@ -50,11 +54,18 @@ class Reader:
         """Of one call that goes on from a kept place."""
         cache = self.kept[name].copy()
         start = time.perf_counter()
-        self.model.read(self.pieces[0], cache, step=STEP, progress=False)
+        self._read(self.pieces[0], cache)
         return time.perf_counter() - start
 
     def flops(self) -> int:
         """Of the matrix products of one call."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # others than this one would not be counted
         with FlopCounterMode(display=False) as counter:
-            self.model.read(self.pieces[0], self.kept["early"].copy(), step=STEP, progress=False)
+            self._read(self.pieces[0], self.kept["early"].copy())
+        torch.set_num_threads(threads)
         return int(counter.get_total_flops())
+
+    def _read(self, ids: torch.Tensor, cache: AtlasCache) -> None:
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.half):
+            self.model.read(ids, cache, step=STEP, progress=False)

@@ -24,9 +24,9 @@ CONTEXTS, QUICK_CONTEXTS = (1024, 4096, 16_384, 65_536, 262_144), (1024, 2048)
 
 
 @functools.cache
-def _read(run: Run) -> dict[str, Any]:
-    """Measured once; two records tell of it."""
-    with Child(sys.executable, "benchmarks.shipped_reader:Reader", rows=ROWS) as reader:
+def _read(run: Run, half: bool = False) -> dict[str, Any]:
+    """Measured once; two records tell of it in float32."""
+    with Child(sys.executable, "benchmarks.shipped_reader:Reader", rows=ROWS, half=half) as reader:
         place = reader.call("read_until", tokens=EARLY, name="early")
         candidates = {"reading": functools.partial(reader.call, "seconds", name="early"), "matmul": matmul()}
         seconds = interleave(candidates, run.repetitions(25))
@@ -35,11 +35,19 @@ def _read(run: Run) -> dict[str, Any]:
 
 @measurement("reading.speed", f"the shipped model reads, {ROWS} rows", "tokens/s", at_least(100_000))
 def speed(run: Run) -> Measured:
-    raw = _read(run)
+    return _speed(_read(run))
+
+
+@measurement("reading.bfloat16", "the same in bfloat16, as its evaluations from 128K on", "tokens/s", at_least(100_000))
+def half_speed(run: Run) -> Measured:
+    return _speed(_read(run, half=True))
+
+
+def _speed(raw: dict[str, Any]) -> Measured:
     return Measured(ROWS * STEP / statistics.median(raw["seconds"]["reading"]), raw)
 
 
-@measurement("reading.matmul", "the same, as a share of the machine's matmul speed", "%", at_least(0.5))
+@measurement("reading.matmul", "its reading in float32 as a share of the machine's matmul speed", "%", at_least(0.5))
 def share(run: Run) -> Measured:
     raw = _read(run)
     reached = raw["flops"] / statistics.median(raw["seconds"]["reading"])

@@ -166,12 +166,12 @@ def _sparing_memory(**options: Any) -> Memory:
     return memory
 
 
-def _written_from(place: int, count: int) -> torch.Tensor:
-    """Tokens of which one row is written from here on, the other two tokens later."""
-    x = tokens(2, count, seed=3)
+def _written(count: int, begin: int, end: int) -> torch.Tensor:
+    """Tokens of which one row writes the first of begin … end, and another the last."""
+    x = tokens(3, count, seed=3)
     x[..., 0] = -1
-    x[0, place:, 0] = 1
-    x[1, place + 2 :, 0] = 1
+    x[0, begin:end, 0][:1] = 1
+    x[2, begin:end, 0][-1:] = 1
     return x
 
 
@@ -186,23 +186,26 @@ class _Counted:
         return memorize(spec, queries, *arguments, **options)
 
 
+BEGUN = _written(CHUNK, 0, CHUNK)
+
+
 @pytest.mark.parametrize("answered", [None, 0, 2, CHUNK + 5])
 @pytest.mark.parametrize("convolution", [1, 4])
-@pytest.mark.parametrize("place", [0, 1, CHUNK, CHUNK + 4, CHUNK + 6])
+@pytest.mark.parametrize("busy", [(0, 1), (1, CHUNK), (3, CHUNK + 6), (0, CHUNK + 6), (CHUNK, CHUNK)])
 def test_tokens_that_are_not_written_are_not_worked_on(
-    place: int, convolution: int, answered: int | None, monkeypatch: pytest.MonkeyPatch
+    busy: tuple[int, int], convolution: int, answered: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, x = _sparing_memory(convolution=convolution), _written_from(place, CHUNK + 6)
+    memory, x = _sparing_memory(convolution=convolution), _written(CHUNK + 6, *busy)
     counted = _Counted()
     monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
     with torch.no_grad():
-        _, begun = memory.reference(_written_from(0, CHUNK))
+        _, begun = memory.reference(BEGUN)
         expected, after = memory.reference(x, begun)
         y, state = memory(x, begun, answered=answered)
-    assert counted.tokens == CHUNK + 6 - place
+    assert counted.tokens == busy[1] - busy[0]
     assert_close(y, expected[:, 0 if answered is None else CHUNK + 6 - answered :], "answers")
     assert_states_close(state, after)
-    assert not torch.equal(after.tensors["weights.down"], begun.tensors["weights.down"]) or place == CHUNK + 6
+    assert torch.equal(after.tensors["weights.down"], begun.tensors["weights.down"]) == (busy[0] == busy[1])
 
 
 @pytest.mark.parametrize("watching", ["gradients", "monitors", "padding", "window"])
@@ -213,11 +216,11 @@ def test_all_tokens_are_worked_on_where_they_matter(watching: str, monkeypatch: 
     if watching == "monitors":
         options["monitors"] = Monitors()
     if watching == "padding":
-        options["mask"] = torch.arange(CHUNK) < torch.tensor([[CHUNK], [CHUNK - 1]])
+        options["mask"] = torch.arange(CHUNK) < torch.tensor([[CHUNK], [CHUNK - 1], [CHUNK]])
     with torch.no_grad():
-        _, begun = memory.reference(_written_from(0, CHUNK))
+        _, begun = memory.reference(BEGUN)
     with torch.set_grad_enabled(watching == "gradients"):
-        memory(_written_from(CHUNK, CHUNK), begun, **options)
+        memory(_written(CHUNK, 0, 0), begun, **options)
     assert counted.tokens == CHUNK
 
 

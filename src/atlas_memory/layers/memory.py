@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, H heads, D key width, V value width, K convolution wi
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import Gates, MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.call import without_autocast
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
-from atlas_memory.ops.idle import idle_at_first
+from atlas_memory.ops.idle import busy_tokens
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
@@ -187,25 +188,32 @@ class Memory(nn.Module):
         x: Tensor,
         state: MemoryState | None,
     ) -> tuple[Tensor, MemoryState]:
-        """skipping: the first tokens that no row writes are asked only, and those that nobody asks counted only."""
+        """skipping: tokens at both ends that no row writes are asked only, and those that nobody asks counted only."""
         x = cap(packing.unpack(x), LARGEST_INPUT)
         gates, tokens = self.gates(x), x.shape[1]
         wanted = tokens if answered is None else answered
-        idle = 0
-        if skipping and state is not None and packing.plain and self.rotary is None:
-            idle = idle_at_first(self.spec, gates)
-        if state is None or not idle:
+        busy = busy_tokens(self.spec, gates) if skipping and packing.plain and self.rotary is None else None
+        if state is None or busy is None:
             y, after = self._memorize(operator, x, gates, state, packing.lengths, wanted)
             return packing.pack(y), after
-        unasked = min(tokens - wanted, idle)
+        answers = []
+        for begin, end in itertools.pairwise((0, *busy, tokens)):
+            size, unasked = end - begin, min(max(tokens - wanted - begin, 0), end - begin)
+            if size == 0:
+                continue
+            if (begin, end) == busy:
+                own = Gates(*(None if gate is None else gate[:, begin:end] for gate in gates))
+                lengths = [size] * packing.rows
+                y, state = self._memorize(operator, x[:, begin:end], own, state, lengths, size - unasked)
+            else:
+                y, state = self._pass_by(x[:, begin:end], state, unasked)
+            answers.append(y)
+        return torch.cat(answers, dim=1), state
+
+    def _pass_by(self, x: Tensor, state: MemoryState, unasked: int) -> tuple[Tensor, MemoryState]:
+        """Answers to tokens (B, T, dim) that leave the weights as they are, but for the first ones; and the state."""
         state = self._passed(x[:, :unasked], state)
-        y, after = self._recall(x[:, unasked:idle], state), self._passed(x[:, unasked:idle], state)
-        if idle < tokens:
-            gates = Gates(*(None if gate is None else gate[:, idle:] for gate in gates))
-            lengths = [tokens - idle] * packing.rows
-            further, after = self._memorize(operator, x[:, idle:], gates, after, lengths, min(wanted, tokens - idle))
-            y = torch.cat([y, further], dim=1)
-        return y, after
+        return self._recall(x[:, unasked:], state), self._passed(x[:, unasked:], state)
 
     def _memorize(
         self,

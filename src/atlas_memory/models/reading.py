@@ -15,6 +15,7 @@ from torch import Tensor
 from atlas_memory.checks import check_whole
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.models.inputs import check_token_ids
+from atlas_memory.models.side_by_side import read_side_by_side
 
 if TYPE_CHECKING:
     from atlas_memory.models.modeling_atlas import AtlasModel
@@ -53,7 +54,7 @@ def read(
         task = bar.add_task("reading", total=_count(tokens))
         for piece in _pieces(tokens, step):
             check_token_ids(piece, model.config.vocab_size)  # on the host, where the model need not be
-            model(input_ids=piece.to(device), past_key_values=cache, only_cache=True)
+            read_side_by_side(model, piece.to(device), cache)
             bar.advance(task, piece.shape[1])
     return cache
 

@@ -24,10 +24,13 @@ def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
     return still if retention is None else still & (retention == 1)
 
 
-def idle_at_first(spec: MemorySpec, gates: Gates) -> int:
-    """Tokens of gates (B, T, H) before the first that any row writes, of memories whose windows hold but one."""
+def busy_tokens(spec: MemorySpec, gates: Gates) -> tuple[int, int] | None:
+    """Begin and end of the tokens of gates (B, T, H) before and after which no row writes; None: there is no saying.
+
+    Of memories whose windows hold more than a token there is none, as later tokens write what they hold.
+    """
     still = idle(spec, gates) if spec.window == 1 else None
-    if still is None:
-        return 0
+    if still is None or still.shape[1] == 0:
+        return None
     busy = still.logical_not().any(-1).any(0).nonzero()
-    return int(busy[0]) if len(busy) else still.shape[1]
+    return (int(busy[0]), int(busy[-1]) + 1) if len(busy) else (0, 0)

@@ -36,7 +36,7 @@ from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
 PRECISIONS = ("float32", "bfloat16")  # bfloat16: by autocast, memories stay in float32
-STEP = 512  # tokens of a row read at once: with several rows more would only take more memory
+STEP = 2048  # tokens of a row read at once: threads that read rows of their own need work for long (docs/results.md)
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
 _SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
 
