@@ -191,18 +191,21 @@ BEGUN = _written(CHUNK, 0, CHUNK)
 
 @pytest.mark.parametrize("answered", [None, 0, 2, CHUNK + 5])
 @pytest.mark.parametrize("convolution", [1, 4])
+@pytest.mark.parametrize("grain", [1, 3, 256])
 @pytest.mark.parametrize("busy", [(0, 1), (1, CHUNK), (3, CHUNK + 6), (0, CHUNK + 6), (CHUNK, CHUNK)])
 def test_tokens_that_are_not_written_are_not_worked_on(
-    busy: tuple[int, int], convolution: int, answered: int | None, monkeypatch: pytest.MonkeyPatch
+    busy: tuple[int, int], grain: int, convolution: int, answered: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, x = _sparing_memory(convolution=convolution), _written(CHUNK + 6, *busy)
     counted = _Counted()
     monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    monkeypatch.setattr("atlas_memory.ops.idle.GRAIN", grain)
     with torch.no_grad():
         _, begun = memory.reference(BEGUN)
         expected, after = memory.reference(x, begun)
         y, state = memory(x, begun, answered=answered)
-    assert counted.tokens == busy[1] - busy[0]
+    stretch = min(-(-busy[1] // grain) * grain, CHUNK + 6) - busy[0] // grain * grain
+    assert counted.tokens == (stretch if busy[0] < busy[1] else 0)
     assert_close(y, expected[:, 0 if answered is None else CHUNK + 6 - answered :], "answers")
     assert_states_close(state, after)
     assert torch.equal(after.tensors["weights.down"], begun.tensors["weights.down"]) == (busy[0] == busy[1])

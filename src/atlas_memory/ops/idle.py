@@ -14,6 +14,11 @@ from atlas_memory.ops.stability import may_look
 from atlas_memory.spec import MemorySpec
 
 
+# Stretches of busy tokens begin and end at multiples of this, so that the matrices of a long text have few shapes: on a
+# CPU oneDNN keeps memory for every shape that it has multiplied in bfloat16.
+GRAIN = 256
+
+
 def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
     """Of every token, in the shape of its gates, whether it is idle; None: there is no saying."""
     step, retention = gates.step, gates.retention
@@ -33,4 +38,7 @@ def busy_tokens(spec: MemorySpec, gates: Gates) -> tuple[int, int] | None:
     if still is None or still.shape[1] == 0:
         return None
     busy = still.logical_not().any(-1).any(0).nonzero()
-    return (int(busy[0]), int(busy[-1]) + 1) if len(busy) else (0, 0)
+    if not len(busy):
+        return 0, 0
+    first, last = int(busy[0]), int(busy[-1])
+    return first // GRAIN * GRAIN, min((last // GRAIN + 1) * GRAIN, still.shape[1])
