@@ -13,7 +13,6 @@ from atlas_memory.ops.optimizers import Gates
 from atlas_memory.ops.stability import may_look
 from atlas_memory.spec import MemorySpec
 
-
 # Stretches of busy tokens begin and end at multiples of this, so that the matrices of a long text have few shapes: on a
 # CPU oneDNN keeps memory for every shape that it has multiplied in bfloat16.
 GRAIN = 256
