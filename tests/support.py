@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from atlas_memory import Memory, MemorySpec, MemoryState, presets
+from atlas_memory.layers.memory import InitialWeights
 from atlas_memory.ops import Gates
 
 # Of the comparison of a fast path with the definition, in float64.
@@ -29,6 +30,7 @@ SMALL = {"key_width": 3, "expansion": 2, "chunk": CHUNK}
 SMALL_HORIZON, SMALL_PAIRS = 6, 2
 
 Operator = Callable[..., tuple[Tensor, MemoryState]]
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def small_fields(preset: str) -> dict[str, Any]:
@@ -50,7 +52,15 @@ def small_memory(
     """A layer with the widths of SMALL, the same one for the same arguments."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return Memory(dim, heads, preset, **{**small_fields(preset), **options}).to(dtype)
+        return talkative(Memory(dim, heads, preset, **{**small_fields(preset), **options}).to(dtype))
+
+
+def talkative(module: Module) -> Module:
+    """Whose deep memories say something from the start, as trained ones do: else few tokens would test little."""
+    for part in module.modules():
+        if isinstance(part, InitialWeights) and "down" in part.full:
+            torch.nn.init.normal_(part.full["down"], std=0.5 / part.full["down"].shape[-2] ** 0.5)
+    return module
 
 
 def tokens(batch: int, count: int, dim: int = 6, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from atlas_memory import AtlasConfig, AtlasForCausalLM
 from atlas_memory.models.configuration_atlas import BACKBONES
 from atlas_memory.spec import presets
-from tests.support import SMALL
+from tests.support import SMALL, talkative
 
 VOCABULARY = 23
 SEGMENT = 8
@@ -52,7 +52,7 @@ def small_model(dtype: torch.dtype = torch.float64, **fields: Any) -> AtlasForCa
     """The same one for the same arguments, with weights large enough for answers to differ."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = AtlasForCausalLM(small_config(**{"initializer_range": 0.3, **fields}))
+        model = talkative(AtlasForCausalLM(small_config(**{"initializer_range": 0.3, **fields})))
     return model.to(dtype).eval()
 
 

@@ -99,6 +99,7 @@ def study_babilong(
     samples: Annotated[int | None, typer.Option(help="Of each task and length; 25.", min=1)] = None,
     facts: Annotated[str | None, typer.Option(help="As of eval babilong; simulator.")] = None,
     background: Annotated[str | None, typer.Option(help="As of eval babilong; builtin.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of the evaluation: float32, or bfloat16.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the recipe, as loop.steps=500.")
     ] = None,
@@ -120,6 +121,7 @@ def study_babilong(
             "samples": samples,
             "facts": facts,
             "background": background,
+            "precision": precision,
             "changes": (*study.changes, *(changes or ())),
         }
         study = dataclasses.replace(study, **{name: value for name, value in given.items() if value is not None})

@@ -346,8 +346,10 @@ def _check_answered(answered: int, x: Tensor, mask: Tensor | None, cu_seqlens: A
 class InitialWeights(nn.Module):
     """The weights a memory starts reading with: {site: (H, out, in)}, slow parameters like any other.
 
-    A matrix memory starts empty, as published. Deep ones start as random networks that give hidden units unit variance;
-    where the features are wide, as the product of two thin factors, which costs thousands of parameters, not millions.
+    A matrix memory starts empty, as published. Deep ones start as random networks that give hidden units unit variance,
+    and say nothing: what a network says before it was written to is louder than the first facts, and gates that are
+    learned then close (docs/results.md). Where the features are wide, the first layer is the product of two thin
+    factors, which costs thousands of parameters, not millions.
     """
 
     def __init__(self, spec: MemorySpec, heads: int, rank: int = 16) -> None:
@@ -360,8 +362,8 @@ class InitialWeights(nn.Module):
         if spec.kernel:
             self.full["pairs"] = nn.Parameter(torch.randn(heads, spec.initial_pairs, spec.key_width))
         for site, (rows, columns) in spec.site_shapes().items():
-            if site == "down":  # hidden activations have unit norm, the prediction about half of it
-                self.full[site] = nn.Parameter(torch.randn(heads, rows, columns) * (0.5 / math.sqrt(rows)))
+            if site == "down":
+                self.full[site] = nn.Parameter(torch.zeros(heads, rows, columns))
             elif columns <= WIDEST_FULL_INITIAL:
                 self.full[site] = nn.Parameter(torch.randn(heads, rows, columns))
             else:

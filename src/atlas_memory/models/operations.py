@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from atlas_memory.layers import Block
 from atlas_memory.layers.norm import RMSNorm
@@ -23,6 +24,17 @@ from atlas_memory.models.configuration_atlas import AtlasConfig
 
 # Tokens of a row that are traced: a memory works chunk after chunk, so that more of them only repeat the same.
 PIECE = 1024
+
+
+_fused = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+def _needed_backward(gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Of attention: scores that a fused kernel computes a second time are not counted, as `accounting` does not."""
+    return 2 * int(sdpa_flop_count(queries.shape, keys.shape, values.shape))
+
+
+_FORMULAS = {**flop_registry, torch.ops.aten._scaled_dot_product_efficient_attention_backward: _needed_backward}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +82,38 @@ class _Counting(TorchDispatchMode):
         kwargs = kwargs or {}
         outputs = function(*args, **kwargs)
         if not function.is_view and function.namespace != "prim":
-            formula = flop_registry.get(function._overloadpacket)
+            formula = _FORMULAS.get(function._overloadpacket)
             flops = formula(*args, **kwargs, out_val=outputs) if formula else 0
             tensors = [x for x in tree_leaves((args, kwargs, outputs)) if isinstance(x, Tensor)]
             moved = {id(x): x.numel() * x.element_size() for x in tensors}
             self.operations[Operation(int(flops), sum(moved.values()))] += 1
         return outputs
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as accelerators compute it under a mask, in one kernel: the meta device would keep every score."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not nn.functional.scaled_dot_product_attention:
+            return function(*args, **kwargs)
+        return _fused_attention(*args, **kwargs)
+
+
+def _fused_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    bias = None
+    if attn_mask is not None:
+        shape = (*queries.shape[:-1], keys.shape[-2])
+        bias = torch.where(attn_mask, 0.0, -torch.inf).to(queries.dtype).expand(shape)
+    answers: Tensor = _fused(queries, keys, values, bias, compute_log_sumexp=True, is_causal=is_causal, scale=scale)[0]
+    return answers
 
 
 class _Kept:
@@ -114,7 +152,8 @@ def trace(module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> Pas
     """Of a module on the meta device. call: its output, as one tensor."""
     x.requires_grad_()
     kept = _Kept(module)
-    with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda saved: saved), _Counting() as forward:
+    keeping = torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda saved: saved)
+    with _FusedAttention(), keeping, _Counting() as forward:
         outputs = call(x)
     nbytes = kept.nbytes
     with _Counting() as backward:
