@@ -156,9 +156,9 @@ def test_answers_that_cannot_be_given_are_refused() -> None:
 # Tokens that no row writes.
 
 
-def _sparing_memory(**options: Any) -> Memory:
+def _sparing_memory(preset: str = "gated_deltanet", **options: Any) -> Memory:
     """Writes where the first entry of a token is positive, and nowhere else."""
-    memory = small_memory("gated_deltanet", gates="hard", tie_retention=True, **options)
+    memory = small_memory(preset, gates="hard", tie_retention=presets.make(preset).retention == "learned", **options)
     steps = memory.gates.names.index("step")
     with torch.no_grad():
         for weights in memory.gates.projection.weight.unflatten(0, (memory.heads, -1)):
@@ -211,9 +211,55 @@ def test_tokens_that_are_not_written_are_not_worked_on(
     assert torch.equal(after.tensors["weights.down"], begun.tensors["weights.down"]) == (busy[0] == busy[1])
 
 
-@pytest.mark.parametrize("watching", ["gradients", "monitors", "padding", "window"])
+# Of four chunks, tokens that are worked on if none writes, and if one in the third does: whole chunks, but for exact
+# memories. Windows have to be known at the end, and momentum goes on to it.
+WORKED = {
+    "deltanet": (0, 1),
+    "ttt": (0, CHUNK),
+    "titans": (0, 2 * CHUNK),
+    "swla": (2, 2 * CHUNK + 1),
+    "omeganet": (CHUNK, 3 * CHUNK),
+    "atlas": (4 * CHUNK, 4 * CHUNK),  # its momentum gathers also what no step asks for
+}
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("preset", WORKED)
+def test_memories_at_rest_pass_by_what_is_not_written(
+    preset: str, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = _sparing_memory(preset, **({"window": 3} if presets.make(preset).window > 1 else {}))
+    x, counted = _written(4 * CHUNK, 2 * CHUNK + 1, 2 * CHUNK + (2 if writes else 1)), _Counted()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    monkeypatch.setattr("atlas_memory.ops.idle.GRAIN", 1)
+    with torch.no_grad():
+        _, begun = memory.reference(_written(CHUNK, 0, 0))
+        expected, after = memory.reference(x, begun)
+        y, state = memory(x, begun)
+    assert counted.tokens == WORKED[preset][writes]
+    assert_close(y, expected, "answers")
+    assert_states_close(state, after)
+
+
+@pytest.mark.parametrize("moving", ["open chunk", "end in a chunk", "momentum"])
+def test_memories_that_are_not_at_rest_work_on_all_tokens(moving: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, counted = _sparing_memory("titans"), _Counted()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    count = CHUNK + (moving == "end in a chunk")
+    with torch.no_grad():
+        _, begun = memory.reference(_written(CHUNK + (moving == "open chunk"), 0, 0))
+        if moving == "momentum":
+            begun = begun.updated({"momentum.down": torch.full_like(begun.tensors["momentum.down"], 1e-3)})
+        expected, after = memory.reference(_written(count, 0, 0), begun)
+        y, state = memory(_written(count, 0, 0), begun)
+    assert counted.tokens == count
+    assert_close(y, expected, "answers")
+    assert_states_close(state, after)
+
+
+@pytest.mark.parametrize("watching", ["gradients", "monitors", "padding"])
 def test_all_tokens_are_worked_on_where_they_matter(watching: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = _sparing_memory(**({"window": 2} if watching == "window" else {}))
+    memory = _sparing_memory()
     counted, options = _Counted(), dict[str, Any]()
     monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
     if watching == "monitors":

@@ -192,7 +192,9 @@ class Memory(nn.Module):
         x = cap(packing.unpack(x), LARGEST_INPUT)
         gates, tokens = self.gates(x), x.shape[1]
         wanted = tokens if answered is None else answered
-        busy = busy_tokens(self.spec, gates) if skipping and packing.plain and self.rotary is None else None
+        busy = None
+        if state is not None and skipping and packing.plain and self.rotary is None:
+            busy = busy_tokens(self.spec, gates, state)
         if state is None or busy is None:
             y, after = self._memorize(operator, x, gates, state, packing.lengths, wanted)
             return packing.pack(y), after

@@ -2,15 +2,20 @@
 
 Hard gates are exactly zero over most of a long text, and what would be written there need not be computed. To ask would
 make other devices than the CPU wait, and in training a gate's gradient is not zero where the gate is.
+
+Shapes: B batch, T tokens, H heads.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from atlas_memory.ops.optimizers import Gates
 from atlas_memory.ops.stability import may_look
+from atlas_memory.ops.state import MemoryState
 from atlas_memory.spec import MemorySpec
 
 # Stretches of busy tokens begin and end at multiples of this, so that the matrices of a long text have few shapes: on a
@@ -19,25 +24,45 @@ GRAIN = 256
 
 
 def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
-    """Of every token, in the shape of its gates, whether it is idle; None: there is no saying."""
-    step, retention = gates.step, gates.retention
+    """Of every token, in the shape of its gates, whether it changes no state whatever; None: there is no saying."""
     changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
-    if step is None or changes or torch.is_grad_enabled() or not may_look(step):
+    return None if changes else _still(gates)
+
+
+def busy_tokens(spec: MemorySpec, gates: Gates, state: MemoryState) -> tuple[int, int] | None:
+    """Begin and end of the tokens of gates (B, T, H) that have to be worked on; None: there is no saying.
+
+    Before and after them no row writes, and the state after them is that after all. Both lie on the chunk grid.
+    (Weights that were retracted would be again at each chunk's end, which changes them by no more than rounding.) There
+    is no saying of memories with infinite features, which keep every token, nor with Muon, whose momentum gathers what
+    no step asks for.
+    """
+    always_busy = spec.kernel or spec.optimizer == "muon"
+    still = None if always_busy or not _at_rest(state) else _still(gates)
+    if still is None:
+        return None
+    tokens, history, grain = still.shape[1], spec.window - 1, math.lcm(GRAIN, spec.anchor_chunk)
+    if tokens == 0 or tokens % spec.anchor_chunk:
+        return None
+    places = still.logical_not().any(-1).any(0).nonzero()
+    begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (tokens, 0)
+    if history or (end and spec.carries_momentum):  # the last window is part of the state; momentum goes on by itself
+        end = tokens
+    if not end:
+        return 0, 0
+    return max(begin - history, 0) // grain * grain, min(-(-end // grain) * grain, tokens)
+
+
+def _still(gates: Gates) -> Tensor | None:
+    """Where a token neither writes nor forgets; None: there is no saying."""
+    step, retention = gates.step, gates.retention
+    if step is None or torch.is_grad_enabled() or not may_look(step):
         return None
     still = step == 0
     return still if retention is None else still & (retention == 1)
 
 
-def busy_tokens(spec: MemorySpec, gates: Gates) -> tuple[int, int] | None:
-    """Begin and end of the tokens of gates (B, T, H) before and after which no row writes; None: there is no saying.
-
-    Of memories whose windows hold more than a token there is none, as later tokens write what they hold.
-    """
-    still = idle(spec, gates) if spec.window == 1 else None
-    if still is None or still.shape[1] == 0:
-        return None
-    busy = still.logical_not().any(-1).any(0).nonzero()
-    if not len(busy):
-        return 0, 0
-    first, last = int(busy[0]), int(busy[-1])
-    return first // GRAIN * GRAIN, min((last // GRAIN + 1) * GRAIN, still.shape[1])
+def _at_rest(state: MemoryState) -> bool:
+    """Whether nothing that was read before is still to be written: no open chunk, no momentum."""
+    moving = state.group("momentum").values()
+    return not any(state.fill) and all(may_look(x) and not bool(x.any()) for x in moving)
