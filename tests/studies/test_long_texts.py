@@ -13,7 +13,17 @@ from atlas_memory.models.accounting import count_parameters
 from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies import long_texts
 from atlas_memory.studies.language_models import FIGURE, RESULTS, TABLE
-from atlas_memory.studies.long_texts import MODELS, Study, base_recipe, quick_study, recipe_of, run_study, trained_on
+from atlas_memory.studies.long_texts import (
+    MODELS,
+    REPORT,
+    Study,
+    base_recipe,
+    quick_study,
+    recipe_of,
+    run_study,
+    trained_on,
+)
+from atlas_memory.tasks.evaluation import load_report
 from atlas_memory.tasks.results import Report
 from tests.train.support import logged
 
@@ -84,7 +94,7 @@ def test_text_of_the_training_is_known(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path) -> None:
     arguments = ["study", "babilong", "--quick", "--quiet", "--models", "window", "--out", str(tmp_path)]
-    arguments[2:2] = ["--set", "loop.steps=2", "--lengths", "100"]  # of the quick one too
+    arguments[2:2] = ["--set", "loop.steps=2", "--lengths", "100", "--batch", "1"]  # of the quick one too
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "| `window` | 1 | qa1 | " in result.output and ", n = 2) |" in result.output
@@ -92,6 +102,7 @@ def test_command(tmp_path: Path) -> None:
     warning = "background='builtin': recipe='demo' trains on this text too"
     assert warning in " ".join(result.stderr.split()) and warning in (tmp_path / TABLE).read_text(encoding="utf-8")
     assert logged(tmp_path / "runs" / "window-seed0", "step")[-1] == 2
+    assert load_report(tmp_path / "runs" / "window-seed0" / REPORT).settings["batch"] == 1
     result = CliRunner().invoke(app, [*arguments[:-3], "nobody", *arguments[-2:]])
     assert result.exit_code == 2
     assert "nobody" in result.output

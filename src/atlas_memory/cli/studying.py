@@ -100,6 +100,7 @@ def study_babilong(
     facts: Annotated[str | None, typer.Option(help="As of eval babilong; simulator.")] = None,
     background: Annotated[str | None, typer.Option(help="As of eval babilong; builtin.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of the evaluation: float32, or bfloat16.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples read side by side; 8 unless given.", min=1)] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the recipe, as loop.steps=500.")
     ] = None,
@@ -122,6 +123,7 @@ def study_babilong(
             "facts": facts,
             "background": background,
             "precision": precision,
+            "batch": batch,
             "changes": (*study.changes, *(changes or ())),
         }
         study = dataclasses.replace(study, **{name: value for name, value in given.items() if value is not None})

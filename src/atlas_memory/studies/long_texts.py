@@ -49,7 +49,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated_deltanet": _after_attention("gated_deltanet", key_width=32, **HARD),
     "titans": _after_attention("titans", **DEEP),
     "omeganet": _after_attention("omeganet", **DEEP),
-    "atlas": _after_attention("atlas", **DEEP),
+    # Newton–Schulz at every chunk of 16 tokens would cost several times all the rest.
+    "atlas": _after_attention("atlas", interval=64, **DEEP),
     # A sliding window in the memory's place, with its short convolution: attention alone is slow to learn to bind.
     "window": _after_attention("transformer", key_width=32, horizon=64),
     "memory_tokens": {
@@ -77,11 +78,13 @@ class Study:
     facts: str = SIMULATOR
     background: str = BUILTIN
     precision: str = PRECISIONS[0]
+    batch: int = 8  # samples read side by side
 
     def __post_init__(self) -> None:
         for model in self.models or ("",):
             check_choice("model", model, tuple(MODELS))
         check_whole("seeds", self.seeds)
+        check_whole("batch", self.batch)
         check_choice("precision", self.precision, PRECISIONS)
 
 
@@ -103,7 +106,13 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
         folder = run_folder(out, model, seed)
         if finished(folder, recipe) or trained(folder, recipe, progress):
             request = Request(
-                "babilong", folder / FINAL, cells, folder / REPORT, _settings(study), precision=study.precision
+                "babilong",
+                folder / FINAL,
+                cells,
+                folder / REPORT,
+                _settings(study),
+                batch=study.batch,
+                precision=study.precision,
             )
             reports[folder.name] = finished_report(request) or evaluate(request, progress)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
 PRECISIONS = ("float32", "bfloat16")  # bfloat16: by autocast, memories stay in float32
-STEP = 2048  # tokens of a row read at once: threads that read rows of their own need work for long (docs/results.md)
+STEP = 1024  # tokens of a row read at once: enough for a thread with rows of its own, few enough for its cache
+_PACE = ("batch", "step")  # settings that answers do not depend on
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
 _SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
 
@@ -103,13 +104,18 @@ def load_report(file: Path) -> Report:
 
 
 def finished_report(request: Request) -> Report | None:
-    """The one at `request.out`, if it is of the same request, of the same files."""
+    """The one at `request.out`, if it is of the same request, of the same files; whatever it was read by at once."""
     try:
         report = load_report(request.out)
     except (ValueError, OSError):  # none, or a file of something else
         return None
     settings = {"evaluation": report.name, "model": report.model, **report.settings}
-    return report if settings == request.all_settings() else None
+    return report if _answering(settings) == _answering(request.all_settings()) else None
+
+
+def _answering(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that answers depend on."""
+    return {name: value for name, value in settings.items() if name not in _PACE}
 
 
 def evaluate(request: Request, progress: bool = True) -> Report:
