@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_memory.tasks.lengths import length_name
-from atlas_memory.tasks.results import Report, Result, wilson
+from atlas_memory.tasks.results import PACE, Report, Result, wilson
 
 # Which results there are: that stands in the results.
 _CHOSEN = ("tasks", "lengths", "samples", "first", "depths")
 # What reports of one evaluation may differ in besides.
-_VARYING = ("batch", "step", "precision")
+_VARYING = (*PACE, "precision")
 _DIGEST = "_digest"
 
 

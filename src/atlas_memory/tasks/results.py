@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from atlas_memory.tasks.lengths import length_name
 
 CONFIDENCE = 0.95
+PACE = ("batch", "step")  # settings of an evaluation that its answers do not depend on
 
 
 def wilson(right: float, samples: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
