@@ -55,7 +55,7 @@ def test_seeds_and_splits() -> None:
 def test_cells_and_errors() -> None:
     made = cells([64], samples=5)
     assert (made[0].length, made[0].samples, made[0].details) == (64, 5, {"pairs": 4}) and len(made) == 3
-    assert {cell.vocabulary for cell in made} == {256}
+    assert {cell.vocabulary for cell in made} == {72}
     assert made[0].examples is not None and made[0].examples() is made[0].examples()  # made once
     with pytest.raises(ValueError, match="lengths: 100 is not in scale='small'; accepted: 64, 128"):
         cells([100])

@@ -73,7 +73,10 @@ Models = Annotated[
     str, typer.Option(help=f"With commas between; all unless given: {', '.join(MODELS)}.", show_default=False)
 ]
 Steps = Annotated[
-    int | None, typer.Option(help="Of each model; 800 of the small scale, as published of the public one.", min=1)
+    int | None,
+    typer.Option(
+        help="Of each model; 1600 (MQAR) or 800 (MAD) of the small scale, as published of the public one.", min=1
+    ),
 ]
 Seeds = Annotated[int, typer.Option(help="Runs of each model on each task.", min=1)]
 Scale = Annotated[str, typer.Option(help="small (minutes a model) or public.")]

@@ -72,7 +72,7 @@ class Budget:
 # What a scale of the tasks is learned with. The public ones are those of Arora et al. and Poli et al., with one of the
 # learning rates that they try for every model.
 BUDGETS = {
-    "small": {MQAR: Budget(), MAD: Budget()},
+    "small": {MQAR: Budget(steps=1600), MAD: Budget()},
     "public": {
         MQAR: Budget(epochs=32, batch=256, lr=3e-3, hidden_size=128),
         MAD: Budget(epochs=200, batch=128, lr=5e-4, hidden_size=128),
