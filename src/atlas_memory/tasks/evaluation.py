@@ -103,7 +103,7 @@ def load_report(file: Path) -> Report:
 
 
 def finished_report(request: Request) -> Report | None:
-    """The one at `request.out`, if it is of the same request, of the same files; whatever it was read by at once."""
+    """The one at `request.out`, if it is of the same request, of the same files, at whatever pace."""
     try:
         report = load_report(request.out)
     except (ValueError, OSError):  # none, or a file of something else
