@@ -86,13 +86,33 @@ def test_one_thread_where_more_would_not_do(why: str, calls: list[Call]) -> None
     assert calls == [Call(len(ids), (False, False, False), 2, elsewhere=False)]
 
 
-def test_an_error_in_a_thread_leaves_the_cache_as_it_was() -> None:
+@pytest.mark.parametrize("step", [4, 8])
+def test_an_error_in_a_thread_leaves_the_cache_as_it_was(step: int) -> None:
     model, ids = small_model(), token_ids(2, 8)
     cache = model.read(ids, progress=False)
     states = [layer.state for layer in cache.layers]
     with torch.no_grad():
-        model.model.embed_tokens.weight[ids[1, 0]] = torch.nan
+        model.model.embed_tokens.weight[ids[1, 5]] = torch.nan
     with pytest.raises(ValueError, match="only finite ones are accepted"):
-        model.read(ids, cache, progress=False)
+        model.read(ids, cache, step=step, progress=False)
     assert [layer.state for layer in cache.layers] == states
     assert cache.get_seq_length() == 8
+
+
+def test_no_thread_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane is held up at its first piece until the other has read as many as may wait."""
+    model, ids = small_model(), token_ids(2, 40)
+    ahead, plain, first = threading.Event(), side_by_side._read, []
+
+    def held_up(model: Any, ids: torch.Tensor, cache: Any) -> None:
+        me = threading.get_ident()
+        first.append(me)
+        if me == first[0] and not ahead.is_set():
+            assert ahead.wait(60)
+        plain(model, ids, cache)
+        if first.count(me) > side_by_side.AHEAD and me != first[0]:
+            ahead.set()
+
+    monkeypatch.setattr(side_by_side, "_read", held_up)
+    cache = model.read(ids, step=4, progress=False)
+    assert ahead.is_set() and cache.tokens_seen.tolist() == [40, 40]

@@ -234,10 +234,12 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
+from atlas_memory.tasks import reading
 from atlas_memory.tasks.work import Finished, WorkFolder
 from tests.tasks.test_evaluation import evaluate, request
 
 torch.set_num_threads(1)
+reading.TOKENS_UNWATCHED = 1  # every step is looked at, and saved
 save, saved = WorkFolder.save_reading, []
 
 def save_and_die(self, *arguments):

@@ -41,7 +41,6 @@ def read(
     if isinstance(tokens, Tensor | np.ndarray) and tokens.ndim not in (1, 2):
         raise ValueError(f"tokens must have shape (tokens,) or (batch, tokens), got {tuple(tokens.shape)}.")
     cache = AtlasCache(len(model.layers)) if past_key_values is None else past_key_values
-    device = model.embed_tokens.weight.device
     bar = Progress(
         TextColumn("reading"),
         BarColumn(),
@@ -52,10 +51,14 @@ def read(
     )
     with bar:
         task = bar.add_task("reading", total=_count(tokens))
-        for piece in _pieces(tokens, step):
-            check_token_ids(piece, model.config.vocab_size)  # on the host, where the model need not be
-            read_side_by_side(model, piece.to(device), cache)
-            bar.advance(task, piece.shape[1])
+
+        def watched() -> Iterator[Tensor]:
+            for piece in _pieces(tokens, step):
+                check_token_ids(piece, model.config.vocab_size)  # on the host, where the model need not be
+                yield piece
+                bar.advance(task, piece.shape[1])
+
+        read_side_by_side(model, watched(), cache)
     return cache
 
 

@@ -5,11 +5,9 @@ Shapes: B rows, T tokens of a step.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _PIECES_AT_ONCE = 64  # given to the tokenizer together
+TOKENS_UNWATCHED = 2**18  # of all rows, read between two looks at them
 
-# Called between steps with the rows and the cache: may save them, and shows progress.
+# Called every few seconds, between steps, with the rows and the cache: may save them, and shows progress.
 Watcher = Callable[["Sequence[TokenRow]", AtlasCache], None]
 
 
@@ -40,13 +39,18 @@ class TokenRow:
         self.characters = 0
         self._texts = itertools.islice(sample.pieces(), pieces, None)
 
-    def take(self, count: int) -> list[int]:
-        """The next tokens, at most `count`; none when only the last one is left."""
+    def holds(self, count: int) -> bool:
+        """Whether there are so many tokens, and the last one."""
         while len(self.waiting) <= count and (texts := list(itertools.islice(self._texts, _PIECES_AT_ONCE))):
             self.pieces += len(texts)
             self.characters += sum(map(len, texts))
             for ids in self._encoder.pieces(texts):
                 self.waiting += ids
+        return len(self.waiting) > count
+
+    def take(self, count: int) -> list[int]:
+        """The next tokens, at most `count`; none when only the last one is left."""
+        self.holds(count)
         taken = self.waiting[: max(0, min(count, len(self.waiting) - 1))]
         del self.waiting[: len(taken)]
         self.tokens += len(taken)
@@ -106,8 +110,11 @@ class StreamReader:
     @torch.inference_mode()
     def answers(self, rows: Sequence[TokenRow], new_tokens: int, cache: AtlasCache | None, watch: Watcher) -> list[str]:
         cache = AtlasCache(len(self.model.model.layers)) if cache is None else cache
+        while all(row.holds(self._step) for row in rows):
+            self.model.read(self._whole_steps(rows), cache, step=self._step, progress=False)
+            watch(rows, cache)
         while any(taken := [row.take(self._step) for row in rows]):
-            self._read(taken, cache)
+            self._read_ends(taken, cache)
             watch(rows, cache)
         said: list[Tensor] = []
         ids = torch.tensor([row.waiting for row in rows], device=self.model.device)  # (B, 1)
@@ -123,29 +130,26 @@ class StreamReader:
     def _before_end(self, ids: list[int]) -> list[int]:
         return ids[: ids.index(self._end)] if self._end in ids else ids
 
-    def _read(self, taken: list[list[int]], cache: AtlasCache) -> None:
-        longest = max(map(len, taken))
-        padded = torch.tensor([ids + [self._pad] * (longest - len(ids)) for ids in taken])  # (B, T)
-        lengths = torch.tensor([len(ids) for ids in taken])
-        device = self.model.device
-        with self._precision(taken):
-            if bool((lengths == longest).all()):
-                self.model.read(padded, cache, step=longest, progress=False)
-            else:
-                mask = torch.arange(longest) < lengths[:, None]
-                self.model.model(
-                    input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache, only_cache=True
-                )
+    def _whole_steps(self, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
+        """The next steps (B, step) of which every row has all tokens, a few seconds of them."""
+        for _ in range(max(1, TOKENS_UNWATCHED // (len(rows) * self._step))):
+            if all(row.holds(self._step) for row in rows):
+                yield torch.tensor([row.take(self._step) for row in rows])
 
-    def _precision(self, taken: list[list[int]]) -> AbstractContextManager[Any]:
-        """Whatever was chosen for whole steps, float32 for the ragged ones at the ends of texts.
+    def _read_ends(self, taken: list[list[int]], cache: AtlasCache) -> None:
+        """A step of which some rows have less than all; in float32, whatever was chosen for whole ones.
 
         On a CPU oneDNN keeps memory for every shape of matrices in bfloat16 that it has ever multiplied. Whole steps
         have one shape; the ends of texts have as many as there are texts, and memory would grow with every batch.
         """
-        if all(len(ids) == self._step for ids in taken):
-            return contextlib.nullcontext()
-        return torch.autocast(self.model.device.type, enabled=False)
+        longest = max(map(len, taken))
+        padded = torch.tensor([ids + [self._pad] * (longest - len(ids)) for ids in taken])  # (B, T)
+        mask = torch.arange(longest) < torch.tensor([len(ids) for ids in taken])[:, None]
+        device = self.model.device
+        with torch.autocast(device.type, enabled=False):
+            self.model.model(
+                input_ids=padded.to(device), attention_mask=mask.to(device), past_key_values=cache, only_cache=True
+            )
 
 
 class WholeReader:
