@@ -132,9 +132,14 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "Where is" in result.output
-    assert {file.name for file in out.iterdir()} == {"index.html", "needle.json", "needle.png"}
+    assert {file.name for file in out.iterdir()} == {"accuracy.png", "index.html", "needle.json", "needle.png"}
     page = (out / "index.html").read_text()
-    assert "accuracy.png" not in page and WITHOUT in page and "2,143,170 parameters" in page
+    assert (
+        "accuracy.png" in page
+        and "BABILong, accuracy of the shipped" not in page
+        and WITHOUT in page
+        and "2,143,170 parameters" in page
+    )
     assert "without" in result.output
     (out / "needle.json.work").mkdir()  # of a demo with another book that was stopped
     (out / "needle.json.work" / "finished.json").write_text('{"settings": {}, "finished": []}')
@@ -151,11 +156,20 @@ def test_curves_are_shown_of_the_model_they_were_measured_on(
 ) -> None:
     monkeypatch.setattr(demonstrating, "NEEDLE_LENGTHS", (0,))
     monkeypatch.setattr(demonstrating, "NEEDLE_SAMPLES", 1)
-    assert "accuracy.png" in demonstrating._figures(shipped.model_folder("shipped"), tmp_path, "builtin")
-    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    for other in (model, shipped.model_folder("window")):
-        assert "accuracy.png" not in demonstrating._figures(other, tmp_path, "builtin")
-    assert not (tmp_path / "accuracy.png").exists()
+    for folder, told in (
+        (shipped.model_folder("shipped"), "BABILong, accuracy of the shipped model"),
+        (model, "One fact, accuracy against length, measured just now"),
+        (shipped.model_folder("window"), "One fact, accuracy against length, measured just now"),
+    ):
+        assert demonstrating._figures(folder, tmp_path, "builtin")["accuracy.png"].startswith(told)
+        assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("mine")
+    result = CliRunner().invoke(app, ["demo", "--tokens", "1k", "--out", str(tmp_path)])
+    assert result.exit_code == 2 and "holds index.html, and not of a demo" in result.output
+    assert (tmp_path / "index.html").read_text() == "mine"
 
 
 def test_what_a_model_says_is_no_markup() -> None:

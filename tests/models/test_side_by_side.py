@@ -99,6 +99,17 @@ def test_an_error_in_a_thread_leaves_the_cache_as_it_was(step: int) -> None:
     assert cache.get_seq_length() == 8
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_cache_of_other_rows_is_refused(kept: int) -> None:
+    model = small_model()
+    cache = model.read(token_ids(kept, 8), progress=False)
+    with pytest.raises(ValueError, match=f"past_key_values has {kept} rows, but the tokens have 2"):
+        model.read(token_ids(2, 8), cache, progress=False)
+    assert cache.tokens_seen.tolist() == [8] * kept
+    with pytest.raises(ValueError, match="past_key_values must be an AtlasCache"):
+        model.read(token_ids(2, 8), "cache", progress=False)  # type: ignore[arg-type]
+
+
 def test_no_thread_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """One lane is held up at its first piece until the other has read as many as may wait."""
     model, ids = small_model(), token_ids(2, 40)

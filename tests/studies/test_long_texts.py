@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app
+from atlas_memory.data import make_exercise
 from atlas_memory.models.accounting import count_parameters
 from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.studies import long_texts
@@ -41,6 +43,30 @@ def test_a_study_is_continued_and_never_repeated(tmp_path: Path, monkeypatch: py
     for name in ("trained", "evaluate"):
         monkeypatch.setattr(long_texts, name, lambda *_: pytest.fail("it was done"))
     assert run_study(study, tmp_path, progress=False) == first
+
+
+def test_an_evaluation_with_other_settings_is_not_replaced(tmp_path: Path) -> None:
+    study = quick_study(["window"])
+    run_study(study, tmp_path, progress=False)
+    report = tmp_path / "runs" / "window-seed0" / REPORT
+    before = report.read_bytes()
+    with pytest.raises(ValueError, match=r"babilong\.json holds another evaluation; give the same settings"):
+        run_study(dataclasses.replace(study, samples=1), tmp_path, progress=False)
+    assert report.read_bytes() == before
+
+
+def test_a_study_that_was_moved_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = quick_study(["window"])
+    run_study(study, tmp_path / "here", progress=False)
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.setattr(long_texts, "evaluate", lambda *_: pytest.fail("it was done"))
+    run_study(study, tmp_path / "there", progress=False)
+
+
+def test_seeds_learn_from_other_stories() -> None:
+    base = base_recipe(quick_study(["window"]))
+    texts = [make_exercise(recipe_of(base, "window", seed).data.exercises[0], "train").text(0) for seed in (0, 0, 1, 2)]
+    assert texts[0] == texts[1] and len(set(texts)) == 3
 
 
 def test_models_that_diverge_stand_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from atlas_memory.tasks.babilong.stories import CLASS, FAMILY, FRIENDS, PLACES, TOWN
 from atlas_memory.tasks.babilong.world import OBJECTS
 from atlas_memory.tasks.background import LONGEST, SHORTEST, MadeUp, open_background
+from atlas_memory.tasks.files import find_files
 
 TEXT = (
     "It was a long and rather tedious winter, said Mr. Brown to nobody in particular. Short one. “Is there any "
@@ -21,6 +22,13 @@ TEXT = (
 
 def take(path: str, seed: str, count: int) -> list[str]:
     return list(itertools.islice(open_background(path).sentences(seed), count))
+
+
+def test_names_may_have_commas(tmp_path: Path) -> None:
+    book = tmp_path / "Emma, a novel.txt"
+    book.write_text("A sentence that is long enough to be kept in a background.")
+    assert find_files("background", str(book), (".txt",)) == [book]
+    assert find_files("background", f"{tmp_path},{tmp_path}", (".txt",)) == [book]
 
 
 def test_books_are_read_on_in_whole_sentences(tmp_path: Path) -> None:

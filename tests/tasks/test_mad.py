@@ -184,6 +184,19 @@ def test_seeds_and_splits(task: str) -> None:
     assert training(task).inputs.shape == (setting.train, setting.length)
 
 
+def test_cells_of_other_lengths() -> None:
+    made = cells(samples=2, tasks=["noisy_recall", "selective_copying"], lengths=[64, 256])
+    assert [(cell.task, cell.length) for cell in made] == [
+        (task, length) for task in ("noisy_recall", "selective_copying") for length in (64, 256)
+    ]
+    for cell in made:
+        assert cell.examples is not None and cell.examples().inputs.shape == (2, cell.length)
+    with pytest.raises(ValueError, match="length=32 must be at least 33 with copied=16"):
+        cells(tasks=["selective_copying"], lengths=[32])
+    with pytest.raises(ValueError, match="length=7 must be an even number of at least 2"):
+        cells(tasks=["memorization"], lengths=[7])
+
+
 def test_cells_and_errors() -> None:
     assert [cell.task for cell in cells()] == list(SCORED)
     assert [cell.vocabulary for cell in cells(tasks=TASKS)] == [16, 16, 32, 16, 16, 256]

@@ -119,7 +119,12 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     damaged = [
         whole.replace('"settings": {', '"settings": null, "other": {'),
         whole.replace('"samples": 5', '"samples": "5"'),
+        whole.replace('"samples": 5', '"samples": 4.5'),
+        whole.replace('"task": "qa1"', '"task": null'),
         re.sub(r'"tokens_per_second": [^,]*', '"tokens_per_second": 0', whole),
+        re.sub(r'"tokens_per_second": [^,]*', '"tokens_per_second": Infinity', whole),
+        re.sub(r'"tokens": [^,]*', '"tokens": 0', whole),
+        whole.replace('"results": [', '"results": [], "others": ['),
     ]
     assert all(text != whole for text in damaged)
     texts = ("nothing", "[]", '{"results": []}', '{"results": [{"task": "qa1"}]}', *damaged)

@@ -37,6 +37,16 @@ def test_every_key_is_asked_once_and_has_its_value(setting: Setting) -> None:
         assert asked[places].tolist() == [pairs[key] for key in row[places].tolist()]
 
 
+@pytest.mark.parametrize("setting", SCALES["small"].test)
+def test_no_key_stands_between_the_queries(setting: Setting) -> None:
+    inputs, targets = generate(setting, SCALES["small"].vocabulary, seed=0)
+    places = torch.arange(setting.length)
+    for row, asked in zip(inputs, targets, strict=True):
+        between = row[(places >= 2 * setting.pairs) & (asked == IGNORED)]
+        assert not torch.isin(between, row[0 : 2 * setting.pairs : 2]).any()
+    assert inputs.min() == 0 and inputs.max() == SCALES["small"].vocabulary - 1  # any other token may
+
+
 def test_most_keys_come_back_soon() -> None:
     _, targets = generate(Setting(256, 4, 500), 256, seed=0)
     places = (targets != IGNORED).nonzero()[:, 1].float()

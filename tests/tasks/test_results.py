@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from atlas_memory.tasks import figures
-from atlas_memory.tasks.results import Report, Result, peak_rss_mb
+from atlas_memory.tasks.results import Mean, Report, Result, mean, peak_rss_mb, wilson
 
 
 def report(*details: dict[str, Any]) -> Report:
@@ -49,7 +49,35 @@ def test_means_stand_below_what_they_are_of(details: dict[str, Any]) -> None:
     columns = {str(column.header): list(column.cells) for column in report(details).table().columns}
     assert columns["task"][-2:] == ["mean", "mean"] and columns["length"][-2:] == ["0K", "4K"]
     assert columns["accuracy"] == ["20.0%", "40.0%", "80.0%", "70.0%", "50.0%", "55.0%"]
-    assert all(columns[name][-2:] == ["", ""] for name in (*details, "samples", "low–high"))
+    assert all(columns[name][-2:] == ["", ""] for name in (*details, "samples"))
+    low, high = wilson(10, 20)  # ten answers of each of two tasks
+    assert columns["low–high"][-2] == f"{100 * low:.1f}–{high:.1%}"
+
+
+def test_a_mean_is_as_uncertain_as_its_smallest_samples() -> None:
+    def of(*samples: int) -> Mean:
+        return mean([Result("qa1", 0, n, 0.5, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0) for n in samples])
+
+    assert of(10, 10)[1:] == pytest.approx(wilson(10, 20))
+    many, mixed, few = (one.high - one.low for one in (of(40, 40), of(40, 10), of(10, 10)))
+    assert many < mixed < few and mixed > wilson(10, 40)[1] - wilson(10, 40)[0]
+
+
+def test_means_of_other_tasks_are_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, _: kept.append(figure))
+    some = Report("babilong", "model", {}, [r for r in report().results if (r.task, r.length) != ("qa2", 4000)])
+    figures.compare({"whole": report(), "some": some}, tmp_path / "figure.png")
+    lines = {line.get_label(): list(line.get_xdata()) for line in kept[0].axes[0].get_lines()}
+    assert lines == {"whole": [0, 1], "some": [0]}
+
+
+def test_bars_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, _: kept.append(figure))
+    made = [Result("mqar", 64, 10, 0.5, 0.4, 0.6, 1.0, 1.0, 1.0, 1.0, {"pairs": pairs}) for pairs in (4, 8)]
+    figures.draw(Report("mqar", "model", {}, made), tmp_path / "figure.png")
+    assert [label.get_text() for label in kept[0].axes[0].get_xticklabels()] == ["mqar 4 pairs", "mqar 8 pairs"]
 
 
 def test_a_title_is_no_markup() -> None:

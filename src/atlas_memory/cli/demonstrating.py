@@ -35,6 +35,7 @@ from atlas_memory.train.plot import figure_class
 RECIPE, DEFAULT, RIVAL = "demo", "shipped", "window"
 NEEDLE_LENGTHS, NEEDLE_SAMPLES = (1000, 4000, 16_000), 4
 CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
+MEASURED = "needle.json"  # the first that a demo leaves in its folder
 
 
 @app.command()
@@ -58,7 +59,7 @@ def demo(
             raise ValueError(f"model={model!r} and train must not both be given: the one trained now would be shown.")
         if model == RIVAL:
             raise ValueError(f"model={model!r} has no memory: it is what the demo compares with.")
-        check_output_folder(out)
+        _check_folder(out)
         figure_class()  # raises where there could be no figures in the end
         if book != BUILTIN:
             find_files("book", book, TEXT_SUFFIXES)
@@ -76,6 +77,14 @@ def demo(
     except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
     console.print(f"Open {out / PAGE} to see it again.", markup=False)
+
+
+def _check_folder(out: Path) -> None:
+    """What an earlier demo has left is replaced, what somebody else has is not."""
+    check_output_folder(out)
+    foreign = [name for name in (CURVES, NEEDLE, PAGE) if (out / name).exists() and not (out / MEASURED).exists()]
+    if foreign:
+        raise ValueError(f"out={str(out)!r} holds {', '.join(foreign)}, and not of a demo; choose another folder.")
 
 
 def _one_length(tokens: str) -> int:
@@ -152,17 +161,16 @@ def _table(answers: list[tuple[Answered, Answered]]) -> Table:
 
 def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
     """Files in `out` and what they show."""
-    drawn = {}
-    files = sorted(results_folder().glob("*.json"))
-    reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
-    (out / CURVES).unlink(missing_ok=True)  # of an earlier demo, which may have been of another model
-    if reports and folder.resolve() == model_folder(DEFAULT).resolve():
-        figures.compare(reports, out / CURVES)
-        drawn[CURVES] = "BABILong, accuracy of the shipped model against length (docs/results.md)"
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
     settings = {"book": book, "lengths": NEEDLE_LENGTHS}
-    shutil.rmtree(work_folder(out / "needle.json"), ignore_errors=True)  # of a demo that was stopped: it takes seconds
-    report = evaluate(Request("one fact", folder, cells, out / "needle.json", settings, batch=NEEDLE_SAMPLES))
+    shutil.rmtree(work_folder(out / MEASURED), ignore_errors=True)  # of a demo that was stopped: it takes seconds
+    report = evaluate(Request("one fact", folder, cells, out / MEASURED, settings, batch=NEEDLE_SAMPLES))
+    if folder.resolve() == model_folder(DEFAULT).resolve():
+        files = sorted(results_folder().glob("*.json"))
+        reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
+        curves = "BABILong, accuracy of the shipped model against length (docs/results.md)"
+    else:
+        reports, curves = {"one fact, all depths": report}, "One fact, accuracy against length, measured just now"
+    figures.compare(reports, out / CURVES)
     figures.draw(report, out / NEEDLE)
-    drawn[NEEDLE] = "One fact at every depth of texts of different lengths, measured just now"
-    return drawn
+    return {CURVES: curves, NEEDLE: "One fact at every depth of texts of different lengths, measured just now"}

@@ -133,6 +133,9 @@ def skills(
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(mad.TASKS)}.", show_default=False)] = ",".join(
         mad.SCORED
     ),
+    lengths: Annotated[
+        str | None, typer.Option(help="Lengths in tokens, such as 64,256; the task's if absent.")
+    ] = None,
     samples: SamplesOrAll = None,
     batch: Batch = 32,
     precision: Precision = PRECISIONS[0],
@@ -144,10 +147,11 @@ def skills(
 
     Example: atlas-memory eval mad --model my-mad-model --tasks in_context_recall --out mad.json
     """
-    settings = {"tasks": tasks, "samples": samples, "seed": seed, "scale": scale}
+    settings = {"tasks": tasks, "lengths": lengths, "samples": samples, "seed": seed, "scale": scale}
 
     def cells() -> list[Cell]:
-        return mad.cells(samples, seed, names(tasks), scale)
+        chosen = None if lengths is None else parse_counts("lengths", lengths)
+        return mad.cells(samples, seed, names(tasks), scale, chosen)
 
     _run("mad", model, out, batch, precision, settings, cells, again)
 

@@ -34,7 +34,7 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"tokenizer={str(name_or_path)!r} is a folder without tokenizer.json.")
     try:
         return AutoTokenizer.from_pretrained(str(name_or_path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:  # the last: of a file that is no tokenizer's
         raise ValueError(
             f"tokenizer={str(name_or_path)!r} could not be loaded; accepted: bytes, a folder with tokenizer.json, "
             f"or a name on the hub. {error}"

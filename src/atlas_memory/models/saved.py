@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from atlas_memory.models.modeling_atlas import AtlasForCausalLM
 
@@ -20,7 +21,12 @@ def load_any(folder: str | Path) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    except SafetensorError as error:
+        raise ValueError(
+            f"model={str(folder)!r}: its weights are damaged ({error}); copy or save them again."
+        ) from error
     ready: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     return ready
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atlas_memory.layers.states import BlockState
 from atlas_memory.models.cache import AtlasCache
+from atlas_memory.models.inputs import check_cache
 
 if TYPE_CHECKING:
     from atlas_memory.models.modeling_atlas import AtlasModel
@@ -44,6 +45,10 @@ def read_side_by_side(model: AtlasModel, pieces: Iterable[Tensor], cache: AtlasC
 
 
 def _read_in_threads(model: AtlasModel, pieces: Iterator[Tensor], cache: AtlasCache, rows: int, threads: int) -> None:
+    check_cache(cache, model.blocks)
+    kept = {layer.state.batch for layer in cache.layers if layer.state is not None} - {rows}
+    if kept:
+        raise ValueError(f"past_key_values has {kept.pop()} rows, but the tokens have {rows}.")
     groups = torch.arange(rows).tensor_split(threads)
     parts = [_rows(cache, group) for group in groups]
     steps = ([_job(model, ids[group], part) for group, part in zip(groups, parts, strict=True)] for ids in pieces)

@@ -24,6 +24,7 @@ from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate, finished_report
 from atlas_memory.tasks.files import find_files
 from atlas_memory.tasks.results import Report
+from atlas_memory.tasks.samples import Cell
 from atlas_memory.train import Recipe, load_recipe
 from atlas_memory.train.loop import FINAL
 from atlas_memory.train.plot import figure_class
@@ -99,26 +100,29 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
     cells = stream.cells(study.lengths, study.samples, 0, study.tasks, study.facts, study.background)
     recipes = {(model, seed): recipe_of(base, model, seed) for seed in range(study.seeds) for model in study.models}
     for (model, seed), recipe in recipes.items():
-        check_same(run_folder(out, model, seed), recipe)
+        folder = run_folder(out, model, seed)
+        check_same(folder, recipe)
+        if (folder / REPORT).exists() and finished_report(_request(study, cells, folder)) is None:
+            raise ValueError(f"{folder / REPORT} holds another evaluation; give the same settings, or another folder.")
     reports: dict[str, Report] = {}
     diverged: list[str] = []  # which is a result too
     for (model, seed), recipe in recipes.items():
         folder = run_folder(out, model, seed)
         if finished(folder, recipe) or trained(folder, recipe, progress):
-            request = Request(
-                "babilong",
-                folder / FINAL,
-                cells,
-                folder / REPORT,
-                _settings(study),
-                batch=study.batch,
-                precision=study.precision,
-            )
+            request = _request(study, cells, folder)
             reports[folder.name] = finished_report(request) or evaluate(request, progress)
         else:
             diverged.append(folder.name)
         _write(study, reports, diverged, notes, out)
     return reports
+
+
+def _request(study: Study, cells: Sequence[Cell], folder: Path) -> Request:
+    """What to ask of the model of a run."""
+    names = ("tasks", "lengths", "samples", "facts", "background")
+    settings = {name: getattr(study, name) for name in names}
+    report, precision = folder / REPORT, study.precision
+    return Request("babilong", folder / FINAL, cells, report, settings, study.batch, precision=precision)
 
 
 def _write(
@@ -135,11 +139,6 @@ def _write(
     write_whole(out / TABLE, markdown(models, study.tasks, study.lengths, notes))
     if reports:
         figures.compare({name: runs.together() for name, runs in models.items() if runs.reports}, out / FIGURE)
-
-
-def _settings(study: Study) -> dict[str, Any]:
-    names = ("tasks", "lengths", "samples", "facts", "background")
-    return {name: getattr(study, name) for name in names}
 
 
 def base_recipe(study: Study) -> Recipe:
@@ -182,6 +181,9 @@ def recipe_of(base: Recipe, model: str, seed: int) -> Recipe:
     described = {**fields["model"], **MODELS[model]}
     fields["model"] = {**described, "intermediate_size": _fitted_width(base.model, described)}
     fields["seed"] = fields["data"]["rows"]["seed"] = seed
+    for exercise in fields["data"]["exercises"]:
+        if seed and exercise["name"] == EXERCISE:  # other stories too, and among other text
+            exercise["options"]["seed"] = exercise["options"].get("seed", 0) + seed
     if (described.get("memory") or {}).get("gates") != HARD["gates"]:  # no gates that could learn to stay shut
         fields["loop"]["write_penalty"] = fields["loop"]["leak_penalty"] = 0.0
     return Recipe.model_validate(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -43,12 +44,21 @@ def trained(folder: Path, recipe: Recipe, progress: bool) -> bool:
     return True
 
 
+def _read_recipe(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"out: {file} is damaged ({error}); remove its folder to repeat the run.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"out: {file} is damaged; remove its folder to repeat the run.")
+    return content
+
+
 def check_same(folder: Path, recipe: Recipe) -> None:
     """A run of other settings must be neither counted nor continued."""
     if not (folder / RECIPE).is_file():
         return
-    before = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-    changed = differences(before, recipe.to_dict())
+    changed = differences(_read_recipe(folder / RECIPE), recipe.to_dict())
     if changed:
         field, old, new = changed[0]
         raise ValueError(

@@ -156,11 +156,15 @@ def _folder(out: Path, trial: Trial) -> Path:
 
 
 def _finished(folder: Path, study: Study) -> Measured:
-    content = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
     settings = _settings(study)
-    if content["settings"] != settings:
-        raise ValueError(f"out: {folder} was made with {content['settings']}, not {settings}; choose another folder.")
-    return Measured(**content["measured"])
+    try:
+        content = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
+        before, measured = content["settings"], Measured(**content["measured"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"out: {folder / MEASURED} is damaged ({error!r}); remove it to repeat the trial.") from error
+    if before != settings:
+        raise ValueError(f"out: {folder} was made with {before}, not {settings}; choose another folder.")
+    return measured
 
 
 def _settings(study: Study) -> dict[str, object]:

@@ -30,7 +30,7 @@ from atlas_memory.tasks.babilong.facts import facts_digest
 from atlas_memory.tasks.background import background_digest
 from atlas_memory.tasks.lengths import tokens_of
 from atlas_memory.tasks.reading import Reader, TokenRow, answer_tokens, make_reader, room_of
-from atlas_memory.tasks.results import PACE, Report, Result, peak_rss_mb, wilson
+from atlas_memory.tasks.results import DIGEST, PACE, Report, Result, by_content, peak_rss_mb, wilson
 from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
@@ -83,12 +83,12 @@ class Request:
         settings = {
             "evaluation": self.name,
             "model": str(self.model),
-            "model_digest": digest_of(model),
+            "model" + DIGEST: digest_of(model),
             "batch": self.batch,
             "step": self.step,
             "precision": self.precision,
             **self.settings,
-            **{f"{name}_digest": digest(self.settings[name]) for name, digest in samples.items()},
+            **{name + DIGEST: digest(self.settings[name]) for name, digest in samples.items()},
         }
         as_read: dict[str, Any] = json.loads(json.dumps(settings))
         return as_read
@@ -103,7 +103,7 @@ def load_report(file: Path) -> Report:
 
 
 def finished_report(request: Request) -> Report | None:
-    """The one at `request.out`, if it is of the same request, of the same files, at whatever pace."""
+    """The one at `request.out`, if it is of the same request, of the same files, at whatever pace and place."""
     try:
         report = load_report(request.out)
     except (ValueError, OSError):  # none, or a file of something else
@@ -114,7 +114,7 @@ def finished_report(request: Request) -> Report | None:
 
 def _answering(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those that answers depend on."""
-    return {name: value for name, value in settings.items() if name not in PACE}
+    return {name: value for name, value in by_content(settings).items() if name not in PACE}
 
 
 def evaluate(request: Request, progress: bool = True) -> Report:

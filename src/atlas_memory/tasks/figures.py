@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atlas_memory.tasks.lengths import length_name
-from atlas_memory.tasks.results import Report, Result, means
+from atlas_memory.tasks.results import Mean, Report, Result, means
 from atlas_memory.train.plot import figure_class, save_figure
 
 
@@ -25,16 +25,18 @@ def draw(report: Report, out: Path) -> None:
 
 
 def compare(reports: Mapping[str, Report], out: Path) -> None:
-    """Accuracy against length, a line for each report: the mean of its results, and where there is one its interval."""
+    """Accuracy against length, a line for each report: the mean of its results with its interval.
+
+    Of lengths at which a report lacks tasks that it has elsewhere, none is shown: means of other tasks are no line.
+    """
     figure = figure_class()(layout="constrained")
     lengths = sorted({result.length for report in reports.values() for result in report.results})
     axes = _length_axes(figure, lengths)
     for name, report in reports.items():
+        tasks = {result.task for result in report.results}
+        whole = [n for n in lengths if tasks == {result.task for result in report.results if result.length == n}]
         mine = means(report.results)
-        places = [lengths.index(length) for length in sorted(mine)]
-        (line,) = axes.plot(places, [mine[length] for length in sorted(mine)], marker="o", label=name)
-        if len(mine) == len(report.results):
-            _interval(axes, places, sorted(report.results, key=lambda result: result.length), line.get_color())
+        _line(axes, [lengths.index(length) for length in whole], [mine[length] for length in whole], name)
     axes.legend()
     save_figure(figure, out)
 
@@ -47,9 +49,11 @@ def _length_axes(figure: Any, lengths: Sequence[int]) -> Any:
     return axes
 
 
-def _interval(axes: Any, places: Sequence[int], results: Sequence[Result], color: str) -> None:
-    lows, highs = ([getattr(result, name) for result in results] for name in ("low", "high"))
-    axes.fill_between(places, lows, highs, alpha=0.15, color=color)
+def _line(axes: Any, places: Sequence[int], points: Sequence[Result] | Sequence[Mean], name: str) -> None:
+    """With its interval."""
+    (line,) = axes.plot(places, [point.accuracy for point in points], marker="o", label=name)
+    lows, highs = [point.low for point in points], [point.high for point in points]
+    axes.fill_between(places, lows, highs, alpha=0.15, color=line.get_color())
 
 
 def _curves(figure: Any, results: Sequence[Result]) -> None:
@@ -57,9 +61,7 @@ def _curves(figure: Any, results: Sequence[Result]) -> None:
     lengths = sorted({result.length for result in results})
     axes = _length_axes(figure, lengths)
     for name, mine in _lines(results).items():
-        places = [lengths.index(result.length) for result in mine]
-        (line,) = axes.plot(places, [result.accuracy for result in mine], marker="o", label=name)
-        _interval(axes, places, mine, line.get_color())
+        _line(axes, [lengths.index(result.length) for result in mine], mine, name)
     axes.legend()
 
 
@@ -75,10 +77,10 @@ def _lines(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _bars(figure: Any, results: Sequence[Result]) -> None:
     axes = figure.add_subplot(ylabel="accuracy", ylim=(0, 1.03))
-    heights = [result.accuracy for result in results]
-    reach = [[r.accuracy - r.low for r in results], [r.high - r.accuracy for r in results]]
-    axes.bar(range(len(results)), heights, yerr=reach, capsize=4)
-    axes.set_xticks(range(len(results)), [result.task for result in results], rotation=20)
+    bars = {name: mine[0] for name, mine in _lines(results).items()}  # of one length
+    reach = [[r.accuracy - r.low for r in bars.values()], [r.high - r.accuracy for r in bars.values()]]
+    axes.bar(range(len(bars)), [result.accuracy for result in bars.values()], yerr=reach, capsize=4)
+    axes.set_xticks(range(len(bars)), list(bars), rotation=20)
 
 
 def _heat_maps(figure: Any, results: Sequence[Result]) -> None:

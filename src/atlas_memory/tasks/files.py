@@ -11,7 +11,8 @@ from atlas_memory.data.sources import EmptySourceError, TextFiles
 def find_files(argument: str, paths: str, suffixes: tuple[str, ...]) -> list[Path]:
     """All files in the order given, folders and globs sorted; each name has to match something."""
     found: list[Path] = []
-    for name in (part.strip() for part in paths.split(",")):
+    parts = [paths] if Path(paths).exists() else [part.strip() for part in paths.split(",")]  # names may have commas
+    for name in parts:
         try:
             found += TextFiles(SourceConfig("text", name, suffixes=suffixes)).files
         except (EmptySourceError, ValueError) as error:

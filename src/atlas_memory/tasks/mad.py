@@ -211,6 +211,8 @@ def _selective_copying(order: _Order, setting: Setting) -> _Arrays:
     blank, mark, copied = setting.plain, setting.plain + 1, setting.copied
     tokens = order.random.randint(setting.plain, size=(order.examples, copied))
     blanks = setting.length - 2 * copied - 1
+    if blanks < 0:
+        raise ValueError(f"length={setting.length} must be at least {2 * copied + 1} with copied={copied}.")
     before = order.random.randint(copied, size=(order.examples, blanks))  # which token
     shift = (before[:, None, :] <= np.arange(copied)[None, :, None]).sum(2)  # (N, copied)
     inputs = np.full((order.examples, setting.length), blank)
@@ -230,6 +232,8 @@ def _compression(order: _Order, setting: Setting) -> _Arrays:
 
 def _memorization(order: _Order, setting: Setting) -> _Arrays:
     """A dictionary of the seed's own, in training and test the same: what is asked is in the weights, or nowhere."""
+    if setting.length < 2 or setting.length % 2:
+        raise ValueError(f"length={setting.length} must be an even number of at least 2: a key and a blank.")
     half = setting.plain // 2
     fixed = np.random.RandomState([order.seed, TASKS.index("memorization")])
     dictionary = fixed.permutation(np.arange(half, setting.plain))[:half]  # each value has one key at most
@@ -304,16 +308,27 @@ def training(task: str, scale: str = "small", seed: int = 0) -> Examples:
     return generate(task, setting, setting.train, seed, "train")
 
 
-def cells(samples: int | None = None, seed: int = 0, tasks: Sequence[str] = SCORED, scale: str = "small") -> list[Cell]:
-    """The test examples of these tasks; compression needs the model's decoder."""
+def cells(
+    samples: int | None = None,
+    seed: int = 0,
+    tasks: Sequence[str] = SCORED,
+    scale: str = "small",
+    lengths: Sequence[int] | None = None,
+) -> list[Cell]:
+    """The test examples of these tasks, at these lengths or that of the scale; compression needs the model's decoder.
+
+    Only recall and copying can be asked at other lengths than those learned.
+    """
     check_choice("scale", scale, tuple(SCALES))
     check_whole("samples", samples, optional=True)
     made = []
     for task in tasks:
         check_choice("task", task, TASKS)
-        setting = SCALES[scale][task]
-        count = samples or setting.test
-        examples = functools.cache(functools.partial(generate, task, setting, count, seed))
-        said = decoded if task == "compression" else None
-        made.append(Cell(task, setting.length, count, examples=examples, said=said, vocabulary=setting.vocabulary))
+        for length in lengths or [SCALES[scale][task].length]:
+            setting = dataclasses.replace(SCALES[scale][task], length=length)
+            generate(task, setting, 1, seed)  # lengths that do not do for the task are told of now
+            count = samples or setting.test
+            examples = functools.cache(functools.partial(generate, task, setting, count, seed))
+            said = decoded if task == "compression" else None
+            made.append(Cell(task, length, count, examples=examples, said=said, vocabulary=setting.vocabulary))
     return made

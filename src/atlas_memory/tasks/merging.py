@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_memory.tasks.lengths import length_name
-from atlas_memory.tasks.results import PACE, Report, Result, wilson
+from atlas_memory.tasks.results import DIGEST, PACE, Report, Result, wilson
 
 # Which results there are: that stands in the results.
 _CHOSEN = ("tasks", "lengths", "samples", "first", "depths")
 # What reports of one evaluation may differ in besides.
 _VARYING = (*PACE, "precision")
-_DIGEST = "_digest"
 
 
 def merge(reports: Sequence[Report]) -> Report:
@@ -69,7 +68,7 @@ def _common_settings(reports: Sequence[Report]) -> dict[str, Any]:
         name: value
         for name, value in first.items()
         if name not in (*_CHOSEN, "precision")
-        and (name + _DIGEST in first or all(other.settings.get(name) == value for other in reports))
+        and (name + DIGEST in first or all(other.settings.get(name) == value for other in reports))
     }
 
 
@@ -77,8 +76,8 @@ def _check_same(one: Report, other: Report) -> None:
     """By digests where both have them, else by names."""
     mine, theirs = ({"evaluation": report.name, "model": report.model, **report.settings} for report in (one, other))
     for name in sorted((mine.keys() | theirs.keys()) - {*_CHOSEN, *_VARYING}):
-        plain = name.removesuffix(_DIGEST)
-        by_digest = plain + _DIGEST in mine and plain + _DIGEST in theirs
+        plain = name.removesuffix(DIGEST)
+        by_digest = plain + DIGEST in mine and plain + DIGEST in theirs
         if by_digest == (name != plain) and mine.get(name) != theirs.get(name):
             values = f"{plain}={mine.get(plain)!r} in one and {theirs.get(plain)!r} in another"
             different = "differ in what is in their files" if by_digest else "are not the same"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _PIECES_AT_ONCE = 64  # given to the tokenizer together
-TOKENS_UNWATCHED = 2**18  # of all rows, read between two looks at them
+SECONDS_UNWATCHED = 5.0  # of reading, between two looks at it
 
 # Called every few seconds, between steps, with the rows and the cache: may save them, and shows progress.
 Watcher = Callable[["Sequence[TokenRow]", AtlasCache], None]
@@ -131,10 +132,12 @@ class StreamReader:
         return ids[: ids.index(self._end)] if self._end in ids else ids
 
     def _whole_steps(self, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
-        """The next steps (B, step) of which every row has all tokens, a few seconds of them."""
-        for _ in range(max(1, TOKENS_UNWATCHED // (len(rows) * self._step))):
-            if all(row.holds(self._step) for row in rows):
-                yield torch.tensor([row.take(self._step) for row in rows])
+        """The next steps (B, step) of which every row has all tokens, at least one, and for a few seconds."""
+        begin = time.perf_counter()
+        while all(row.holds(self._step) for row in rows):
+            yield torch.tensor([row.take(self._step) for row in rows])
+            if time.perf_counter() - begin > SECONDS_UNWATCHED:
+                return
 
     def _read_ends(self, taken: list[list[int]], cache: AtlasCache) -> None:
         """A step of which some rows have less than all; in float32, whatever was chosen for whole ones.

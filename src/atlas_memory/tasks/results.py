@@ -7,20 +7,27 @@ import importlib
 import math
 import statistics
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from atlas_memory.checks import check_whole
 from atlas_memory.tasks.lengths import length_name
 
 CONFIDENCE = 0.95
 PACE = ("batch", "step")  # settings of an evaluation that its answers do not depend on
+DIGEST = "_digest"  # a setting that names files has one beside it, of what is in them
 
 
-def wilson(right: float, samples: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def by_content(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the names of files whose contents are told: equal for the same files, wherever they lie."""
+    return {name: value for name, value in settings.items() if name + DIGEST not in settings}
+
+
+def wilson(right: float, samples: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson's interval for a share: (low, high).
 
     >>> [round(bound, 3) for bound in wilson(10, 10)]
@@ -62,16 +69,24 @@ class Result:
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in content.items() if name in names}
         for name, value in known.items():
-            if name not in ("task", "details") and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError(f"{name}={value!r} must be a number.")
-        if not (known["samples"] > 0 and known["tokens_per_second"] > 0):
-            raise ValueError("samples and tokens_per_second must be above 0.")
+            if name == "task" and not isinstance(value, str):
+                raise ValueError(f"task={value!r} must be a name.")
+            if name not in ("task", "details") and not _is_number(value):
+                raise ValueError(f"{name}={value!r} must be a finite number.")
+        for name in ("samples", "tokens", "tokens_per_second"):
+            if not known[name] > 0:
+                raise ValueError(f"{name}={known[name]!r} must be above 0.")
+        check_whole("samples", known["samples"])
         return cls(**known, details={name: value for name, value in content.items() if name not in names})
 
     def to_dict(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
         details = fields.pop("details")
         return fields | details
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +100,8 @@ class Report:
     def from_dict(cls, content: dict[str, Any]) -> Report:
         """What `to_dict` made."""
         results = [Result.from_dict(result) for result in content["results"]]
+        if not results:
+            raise ValueError("results=[]: there are none.")
         return cls(content["evaluation"], content["model"], dict(content["settings"]), results)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,8 +135,9 @@ class Report:
         tasks, lengths = ({getattr(result, name) for result in self.results} for name in ("task", "length"))
         if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
             table.add_section()
-            for length, mean in means(self.results).items():
-                table.add_row("mean", length_name(length), *("" for _ in extra), "", f"{mean:.1%}")
+            for length, found in means(self.results).items():
+                interval = f"{100 * found.low:.1f}–{found.high:.1%}"
+                table.add_row("mean", length_name(length), *("" for _ in extra), "", f"{found.accuracy:.1%}", interval)
         return table
 
 
@@ -134,7 +152,20 @@ def peak_rss_mb() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, kilobytes elsewhere
 
 
-def means(results: Sequence[Result]) -> dict[int, float]:
-    """Mean accuracy over tasks at each length."""
+class Mean(NamedTuple):
+    accuracy: float
+    low: float
+    high: float
+
+
+def means(results: Sequence[Result]) -> dict[int, Mean]:
+    """Mean accuracy over tasks at each length, all tasks weighing the same, and its interval."""
     lengths = dict.fromkeys(result.length for result in results)
-    return {n: statistics.fmean(result.accuracy for result in results if result.length == n) for n in lengths}
+    return {length: mean([result for result in results if result.length == length]) for length in lengths}
+
+
+def mean(results: Sequence[Result]) -> Mean:
+    """Wilson's interval, for as many answers as would make a mean as uncertain if they were of one task."""
+    accuracy = statistics.fmean(result.accuracy for result in results)
+    answers = len(results) ** 2 / sum(1 / result.samples for result in results)
+    return Mean(accuracy, *wilson(accuracy * answers, answers))

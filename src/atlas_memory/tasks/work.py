@@ -12,6 +12,7 @@ from typing import Any
 from atlas_memory.files import write_json
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.cache_file import load_cache, save_cache
+from atlas_memory.tasks.results import by_content
 
 
 @dataclasses.dataclass
@@ -45,7 +46,7 @@ class WorkFolder:
         self.finished: list[Finished] = []
         if self._file.is_file():
             content = self._read()
-            if content["settings"] != self._settings:
+            if by_content(content["settings"]) != by_content(self._settings):
                 raise ValueError(
                     f"out={str(out)!r}: {self.folder} holds the work of another evaluation, with "
                     f"{_differing(content['settings'], self._settings)}; "
