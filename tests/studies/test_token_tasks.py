@@ -61,6 +61,13 @@ def test_every_task_is_learned_evaluated_and_never_repeated(
         run_study(other, tmp_path, progress=False)
 
 
+@pytest.mark.parametrize(("model", "interval"), [("atlas", 4), ("atlas+mag", 4), ("titans", 64)])
+def test_muon_is_updated_often_enough_to_be_asked_in_short_texts(model: str, interval: int) -> None:
+    budget = dataclasses.replace(TINY, interval=4)
+    pupil = Pupil(Trial(model, MQAR, 8, seed=0), Study((MQAR,), (model,), (8,), budget=budget))
+    assert {module.spec.interval for module in pupil.modules() if isinstance(module, Memory)} == {interval}
+
+
 def test_settings_are_compared_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a trial that would come last."""
     run_study(Study(("memorization",), ("titans",), (8,), budget=TINY), tmp_path, progress=False)

@@ -27,6 +27,7 @@ from atlas_memory.data.folders import replace_folder
 from atlas_memory.files import write_whole
 from atlas_memory.layers import Memory
 from atlas_memory.models import AtlasConfig, AtlasForCausalLM
+from atlas_memory.spec import presets
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE
 from atlas_memory.tasks import mad, mqar
 from atlas_memory.tasks.evaluation import Request, evaluate
@@ -57,6 +58,9 @@ class Budget:
     hidden_size: int = 64
     layers: int = 2
     heads: int = 2
+    # Tokens between Muon's update points. What is told after the last of them is not yet known: with one in 64, the
+    # default, most questions in texts of a hundred tokens would come too early.
+    interval: int = 8
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -229,6 +233,12 @@ def _vocabulary(trial: Trial, scale: str) -> int:
     return mqar.SCALES[scale].vocabulary if trial.task == MQAR else mad.SCALES[scale][trial.task].vocabulary
 
 
+def _memory(preset: str, key_width: int, interval: int) -> dict[str, int]:
+    """What these tasks change of a preset."""
+    muon = presets.make(preset).optimizer == "muon"
+    return {"key_width": key_width, **({"interval": interval} if muon else {})}
+
+
 class Pupil(nn.Module):
     """A model and, for compression, the decoder that is trained with it; (inputs, targets) → loss."""
 
@@ -244,7 +254,7 @@ class Pupil(nn.Module):
             num_hidden_layers=budget.layers,
             num_attention_heads=budget.heads,
             memory_heads=budget.heads,
-            memory={"key_width": trial.key_width},
+            memory=_memory(row["preset"], trial.key_width, budget.interval),
             sliding_window=16,  # of the few models that attend too: shorter than what is asked for
         )
         self.model = AtlasForCausalLM(config)
