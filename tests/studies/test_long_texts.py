@@ -69,6 +69,18 @@ def test_seeds_learn_from_other_stories() -> None:
     assert texts[0] == texts[1] and len(set(texts)) == 3
 
 
+def test_some_models_take_more_seeds_than_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_texts, "trained", lambda folder, *_: bool(folder.mkdir(parents=True)))
+    study = dataclasses.replace(quick_study(["window", "titans"]), seeds=2, repeated=("titans",))
+    run_study(study, tmp_path, progress=False)
+    runs = json.loads((tmp_path / RESULTS).read_text(encoding="utf-8"))["diverged"]
+    assert runs == ["window-seed0", "titans-seed0", "titans-seed1"]
+    table = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert "| `window` | 1 (1 diverged)" in table and "| `titans` | 2 (2 diverged)" in table
+    with pytest.raises(ValueError, match="repeated='atlas' is not a choice"):
+        dataclasses.replace(study, repeated=("atlas",))
+
+
 def test_models_that_diverge_stand_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_texts, "trained", lambda folder, *_: bool(folder.mkdir(parents=True)))
     assert run_study(quick_study(["window"]), tmp_path, progress=False) == {}

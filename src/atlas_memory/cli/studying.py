@@ -97,6 +97,9 @@ def study_babilong(
         ),
     ] = ALL_LONG,
     seeds: Annotated[int | None, typer.Option(help="Runs of each model; 1 unless given.", min=1)] = None,
+    repeated: Annotated[
+        str | None, typer.Option(help="Of the models those with all seeds, the others with the first; all of them.")
+    ] = None,
     tasks: Annotated[str | None, typer.Option(help="Of the evaluation, with commas between; qa1 to qa5.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Of the evaluation, in GPT-2 tokens; 0k,4k,128k.")] = None,
     samples: Annotated[int | None, typer.Option(help="Of each task and length; 25.", min=1)] = None,
@@ -120,6 +123,7 @@ def study_babilong(
         given: dict[str, Any] = {
             "recipe": recipe,
             "seeds": seeds,
+            "repeated": None if repeated is None else names(repeated),
             "tasks": None if tasks is None else names(tasks),
             "lengths": None if lengths is None else parse_counts("lengths", lengths),
             "samples": samples,

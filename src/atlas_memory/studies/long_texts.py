@@ -73,6 +73,7 @@ class Study:
     changes: tuple[str, ...] = ()
     models: tuple[str, ...] = tuple(MODELS)
     seeds: int = 1
+    repeated: tuple[str, ...] | None = None  # the models that are trained with every seed, others with the first; all
     tasks: tuple[str, ...] = TASKS[:5]
     lengths: tuple[int, ...] = (0, 4000, 128_000)
     samples: int = 25
@@ -84,9 +85,14 @@ class Study:
     def __post_init__(self) -> None:
         for model in self.models or ("",):
             check_choice("model", model, tuple(MODELS))
+        for model in self.repeated or ():
+            check_choice("repeated", model, self.models)
         check_whole("seeds", self.seeds)
         check_whole("batch", self.batch)
         check_choice("precision", self.precision, PRECISIONS)
+
+    def seeds_of(self, model: str) -> range:
+        return range(self.seeds if self.repeated is None or model in self.repeated else 1)
 
 
 def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Report]:
@@ -98,7 +104,8 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
     for note in notes:
         _log.warning("%s", note)
     cells = stream.cells(study.lengths, study.samples, 0, study.tasks, study.facts, study.background)
-    recipes = {(model, seed): recipe_of(base, model, seed) for seed in range(study.seeds) for model in study.models}
+    runs = [(model, seed) for seed in range(study.seeds) for model in study.models if seed in study.seeds_of(model)]
+    recipes = {(model, seed): recipe_of(base, model, seed) for model, seed in runs}
     for (model, seed), recipe in recipes.items():
         folder = run_folder(out, model, seed)
         check_same(folder, recipe)
@@ -132,7 +139,7 @@ def _write(
     write_json(out / RESULTS, {"study": dataclasses.asdict(study), "diverged": diverged, "reports": contents})
     models = {}
     for model in study.models:
-        names = [run_name(model, seed) for seed in range(study.seeds)]
+        names = [run_name(model, seed) for seed in study.seeds_of(model)]
         runs = Runs([reports[name] for name in names if name in reports], sum(name in diverged for name in names))
         if runs.reports or runs.diverged:
             models[model] = runs
