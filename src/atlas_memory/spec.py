@@ -59,7 +59,7 @@ class MemorySpec:
     optimizer: str = "gd"
     interval: int = _FITTING  # tokens between Muon's update points: the chunk
     newton_schulz_steps: int = 5
-    momentum_floor: float = 100.0  # Muon: added to the norm that Newton–Schulz divides by
+    momentum_floor: float = 1000.0  # Muon: added to the norm that Newton–Schulz divides by
     gradient_at: str = "state"
     chunk: int = 64
     retention: str = "learned"

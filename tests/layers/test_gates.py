@@ -98,6 +98,17 @@ def test_gates_start_open_enough_to_learn(preset: str, kind: str) -> None:
         assert (gates.window[..., 0] > gates.window[..., 1]).all()
 
 
+@pytest.mark.parametrize("preset", presets.names())
+def test_hard_gates_do_not_start_shut(preset: str) -> None:
+    """What is shut has no gradient: of gates that start near zero, many would never open."""
+    torch.manual_seed(0)
+    memory = Memory(96, heads=2, preset=preset, gates="hard", key_width=8, interval=64)
+    gates = memory.gates(torch.nn.functional.rms_norm(torch.randn(1, 2000, 96), (96,)))
+    for name in ("step", "window"):
+        gate = getattr(gates, name)
+        assert gate is None or (gate == 0).float().mean() < 0.001, name
+
+
 def test_gates_depend_on_their_own_token_only() -> None:
     gates, x = _gates(small_spec("atlas")), tokens(2, 5)
     for gate, part in zip(gates(x), gates(x[:, 3:4]), strict=True):

@@ -198,10 +198,11 @@ def test_muon_stops_at_the_minimum_along_its_step(step: float, above: float) -> 
 
 
 def test_muon_settles_only_under_the_limiter() -> None:
-    """An orthogonal step has the same size however small the error: unlimited, it circles around the minimum."""
+    """Above the floor, a step has the same size however small the error: unlimited, it circles around the minimum."""
     errors = {}
+    shared = {"network": "matrix", "optimizer": "muon", "key_width": 4, "chunk": 4, "retention": "one"}
     for limiter in (True, False):
-        spec = MemorySpec(network="matrix", optimizer="muon", key_width=4, chunk=4, retention="one", limiter=limiter)
+        spec = MemorySpec(limiter=limiter, momentum_floor=1.0, **shared)
         key = torch.eye(4, dtype=torch.float64)[:1].expand(1, 400, 1, 4)
         gate = torch.full((1, 400, 1), 0.2, dtype=torch.float64)
         outputs, _ = memorize(spec, key, key, torch.ones_like(key), Gates(momentum=gate, step=gate))

@@ -26,7 +26,7 @@ STRETCH = 0.1
 FORGETTING = (1e-4, 1e-5)
 # Momentum: a token is written mostly when it is read. What is left of it is written together with the next one, be it
 # noise: from θ = 0.5 and η = 0.1, `titans` recalls 30 % after the steps that bring it to 96 % from here
-# (docs/results.md).
+# (docs/findings.md).
 MOMENTUM, MOMENTUM_STEP = 0.1, 0.2
 # Step: a tenth of the error. Reads are normalised, so that weakly written facts are read as well as strong ones, but
 # strongly written noise erases them: before the gate has learned to tell them apart, less is more.
@@ -38,9 +38,13 @@ STEP = 0.1
 MUON_STEP = 1.0
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
-# Under Muon γ alone says how strongly a token is written. It starts below the floor of Newton–Schulz, where writes are
-# in proportion to it; above, singular values are equal whatever γ is, noise erases facts, and no gradient says so.
-MUON_WINDOW = (0.1, 0.01)
+# Under Muon γ alone says how strongly a token is written. Half open, it is still below the floor of Newton–Schulz,
+# where writes are in proportion to it; above, singular values are equal whatever γ is, noise erases facts, and no
+# gradient says so.
+MUON_WINDOW = (0.5, 0.1)
+# Hard gates: nearer to zero, a part of them would be shut from the start by the spread of their inputs (a fifth at
+# 1/64), and what is shut stays shut.
+LEAST_HARD = 0.1
 
 
 class TokenGates(nn.Module):
@@ -90,6 +94,8 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
     if spec.window > 1:
         own, older = MUON_WINDOW if spec.optimizer == "muon" else WINDOW
         values["window"] = torch.tensor([own] + [older] * (spec.window - 1), dtype=torch.float64).expand(heads, -1)
+    if spec.gates == "hard":
+        values = {name: value.clamp_min(LEAST_HARD) for name, value in values.items()}
     return values
 
 
