@@ -207,6 +207,17 @@ def test_a_run_starts_from_a_saved_model(tmp_path: Path) -> None:
         Recipe.model_validate({**fields, "model": {"preset": "titans"}})
 
 
+def test_a_finished_model_may_be_kept_in_half_of_the_bytes(tmp_path: Path) -> None:
+    tied = {"tie_word_embeddings": True}
+    whole = trained(tmp_path, "whole", model=tied, loop={"steps": 3}) / "final"
+    half = trained(tmp_path, "half", model=tied, loop={"steps": 3}, checkpoint={"final": "float16"}) / "final"
+    before, after = weights(whole), weights(half)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name].half()) for name in before)
+    model = AutoModelForCausalLM.from_pretrained(half)
+    assert model.dtype == torch.float32 and model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_a_run_starts_from_several_models_side_by_side(tmp_path: Path) -> None:
     """And is refused where their tokenizers differ, which would give words another meaning."""
     folder = str(trained(tmp_path, "first", loop={"steps": 3}) / "final")

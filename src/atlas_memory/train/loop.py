@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from atlas_memory.data import (
@@ -296,8 +297,16 @@ class Training:
     def _finish(self) -> Path:
         final, weights = self.out / FINAL, gathered(self.learner.model.state_dict())
         if self.accelerator.is_main_process:
+            if self.recipe.checkpoint.final == "float16":
+                weights = _halved(weights)
             with replace_folder(final) as folder:
                 self.learner.model.save_pretrained(folder, state_dict=weights)
                 self.tokenizer.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
         return final
+
+
+def _halved(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In half precision; what is one tensor, such as tied embeddings, stays one."""
+    made: dict[tuple[int, torch.Size], Tensor] = {}
+    return {name: made.setdefault((w.data_ptr(), w.shape), w.half()) for name, w in weights.items()}

@@ -114,6 +114,8 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     every: CountOrNone = 200  # steps; 0: only at the end
     keep: Count = 2  # newest ones; the best one by validation loss is kept besides
+    # What the weights of the finished model are kept in: half of the bytes; they are loaded as float32 either way.
+    final: Literal["float32", "float16"] = "float32"
 
 
 class LoggingConfig(Section):
