@@ -41,7 +41,7 @@ def _after_attention(preset: str, **memory: Any) -> dict[str, Any]:
 
 HARD: dict[str, Any] = {"gates": "hard", "tie_retention": True}
 # A memory that begins by repeating its query drowns its first writes, and gradients that are taken once in 64 tokens do
-# not overwrite what the sentence before has said (docs/results.md, "Deep memories").
+# not overwrite what the sentence before has said (docs/findings.md, "Deep memories").
 DEEP: dict[str, Any] = {**HARD, "key_width": 32, "residual": False, "chunk": 16}
 
 
@@ -50,8 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated_deltanet": _after_attention("gated_deltanet", key_width=32, **HARD),
     "titans": _after_attention("titans", **DEEP),
     "omeganet": _after_attention("omeganet", **DEEP),
-    # Newton–Schulz at every chunk of 16 tokens would cost several times all the rest.
-    "atlas": _after_attention("atlas", interval=64, **DEEP),
+    # With an update in 64 tokens attention knows what the memory learns next, whose gates close before it is heard.
+    "atlas": _after_attention("atlas", interval=16, **DEEP),
     # A sliding window in the memory's place, with its short convolution: attention alone is slow to learn to bind.
     "window": _after_attention("transformer", key_width=32, horizon=64),
     "memory_tokens": {
