@@ -350,7 +350,7 @@ class InitialWeights(nn.Module):
 
     A matrix memory starts empty, as published. Deep ones start as random networks that give hidden units unit variance,
     and say nothing: what a network says before it was written to is louder than the first facts, and gates that are
-    learned then close (docs/results.md). Where the features are wide, the first layer is the product of two thin
+    learned then close (docs/findings.md). Where the features are wide, the first layer is the product of two thin
     factors, which costs thousands of parameters, not millions.
     """
 
