@@ -6,11 +6,9 @@ import dataclasses
 import itertools
 import json
 import math
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,13 +24,10 @@ from atlas_memory.studies.token_tasks import (
     MAD,
     MQAR,
     Budget,
-    Measured,
     Pupil,
     Study,
     Trial,
-    figure,
     learn,
-    markdown,
     run_study,
 )
 from atlas_memory.tasks import mad, mqar
@@ -201,55 +196,6 @@ def test_data_are_the_same_for_all_models() -> None:
     study = Study((MQAR,), ("transformer", "titans"))
     first, second = (token_tasks._training(trial, "small") for trial in study.trials())
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
-
-
-def entry(
-    model: str, task: str, width: int, accuracy: float, seed: int = 0, size: int = 1000, diverged: bool = False
-) -> Measured:
-    return Measured(model, task, width, seed, accuracy, size * width, 5000, diverged)
-
-
-def test_tables() -> None:
-    sizes = markdown([entry("a", MQAR, 8, 0.25), entry("a", MQAR, 16, 0.5), entry("b", MQAR, 8, 1.0)])
-    assert "| `a` | 25.0 % (8.0 kB) | 50.0 % (16.0 kB) | 37.5 % |" in sizes
-    assert "| `b` | 100.0 % (8.0 kB) | – | 100.0 % |" in sizes
-    tasks = markdown([entry("a", "memorization", 16, 0.25), entry("a", "compression", 16, 0.75)])
-    assert "| `a` | 25.0 % | 75.0 % | 50.0 % |" in tasks
-    one, other = entry("a", "memorization", 16, 0.5), entry("a", "memorization", 16, 0.0, seed=1, diverged=True)
-    assert "| `a` | 25.0 % (1 diverged) | 25.0 % |" in markdown([one, other])
-    assert "| `a` | diverged | 0.0 % |" in markdown([other])
-
-
-def drawn(found: list[Measured], path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The axes of the figure."""
-    made: list[Any] = []
-    kind = token_tasks.figure_class()
-
-    def make(**options: object) -> Any:
-        made.append(kind(**options))
-        return made[-1]
-
-    monkeypatch.setattr(token_tasks, "figure_class", lambda: make)
-    figure(found, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    return made[0].axes[0]
-
-
-@pytest.mark.parametrize("models", [1, 2, 9, 12])
-def test_bars_stand_around_the_name_of_their_task(models: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = ("memorization", "compression")
-    found = [entry(f"model {n}", task, 16, 0.5) for n in range(models) for task in tasks]
-    bars = drawn(found, tmp_path / FIGURE, monkeypatch).patches
-    for place in range(len(tasks)):
-        edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars[place :: len(tasks)]]
-        assert statistics.mean(sum(pair) / 2 for pair in edges) == pytest.approx(place)
-        assert max(right for _, right in edges) - min(left for left, _ in edges) < 1  # apart from the next task's
-
-
-def test_a_line_goes_through_the_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [entry("a", MQAR, width, 0.1 * width * (seed + 1), seed) for seed in range(2) for width in (4, 2)]
-    (line,) = drawn(found, tmp_path / FIGURE, monkeypatch).lines
-    assert [tuple(point) for point in line.get_xydata()] == [(2000, pytest.approx(0.3)), (4000, pytest.approx(0.6))]
 
 
 @pytest.mark.parametrize("name", ["mad", "mqar", "language-models"])

@@ -14,6 +14,7 @@ from atlas_memory.cli.application import app, console, names, refused, speak
 from atlas_memory.files import check_output_folder
 from atlas_memory.studies import language_models, long_texts, token_tasks
 from atlas_memory.studies.language_models import MODELS, Study, quick_study, run_study
+from atlas_memory.studies.merging import merge
 from atlas_memory.tasks import mad
 from atlas_memory.tasks.lengths import parse_count, parse_counts
 
@@ -203,6 +204,23 @@ def study_mad(
         out,
         quiet,
     )
+
+
+@studies.command("merge")
+def merge_studies(
+    files: Annotated[list[Path], typer.Argument(help="results.json of studies of BABILong, or of MQAR and MAD.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table, the results and the figure of all runs.")],
+) -> None:
+    """Put the runs of one study together that was made in several sittings or on several machines.
+
+    Example: atlas-memory study merge here/results.json there/results.json --out studies/all
+    """
+    try:
+        check_output_folder(out)
+        merge(files, out)
+    except (ValueError, ImportError, OSError) as error:
+        raise refused(error) from error
+    typer.echo((out / language_models.TABLE).read_text(encoding="utf-8"))
 
 
 def _budget(kind: str, scale: str, steps: int | None) -> token_tasks.Budget:

@@ -30,6 +30,7 @@ from atlas_memory.train.loop import FINAL
 from atlas_memory.train.plot import figure_class
 
 BASE, EXERCISE, REPORT = "babilong", "babilong", "babilong.json"
+REPORTS = "reports"  # in the results
 _log = logging.getLogger(__name__)
 
 
@@ -120,7 +121,7 @@ def run_study(study: Study, out: Path, progress: bool = True) -> dict[str, Repor
             reports[folder.name] = finished_report(request) or evaluate(request, progress)
         else:
             diverged.append(folder.name)
-        _write(study, reports, diverged, notes, out)
+        write_results(study, reports, diverged, notes, out)
     return reports
 
 
@@ -132,11 +133,16 @@ def _request(study: Study, cells: Sequence[Cell], folder: Path) -> Request:
     return Request("babilong", folder / FINAL, cells, report, settings, study.batch, precision=precision)
 
 
-def _write(
+def write_results(
     study: Study, reports: Mapping[str, Report], diverged: Sequence[str], notes: Sequence[str], out: Path
 ) -> None:
-    contents = {name: report.to_dict() for name, report in reports.items()}
-    write_json(out / RESULTS, {"study": dataclasses.asdict(study), "diverged": diverged, "reports": contents})
+    content = {
+        "study": dataclasses.asdict(study),
+        "notes": notes,
+        "diverged": diverged,
+        REPORTS: {name: report.to_dict() for name, report in reports.items()},
+    }
+    write_json(out / RESULTS, content)
     models = {}
     for model in study.models:
         names = [run_name(model, seed) for seed in study.seeds_of(model)]

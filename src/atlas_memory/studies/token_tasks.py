@@ -24,26 +24,27 @@ from torch import Tensor, nn
 from atlas_memory.checks import check_choice, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.folders import replace_folder
-from atlas_memory.files import write_whole
+from atlas_memory.files import write_json, write_whole
 from atlas_memory.layers import Memory
 from atlas_memory.models import AtlasConfig, AtlasForCausalLM
 from atlas_memory.spec import presets
 from atlas_memory.studies.language_models import FIGURE, MODELS, RESULTS, TABLE
+from atlas_memory.studies.token_results import MQAR, Measured, figure, markdown
 from atlas_memory.tasks import mad, mqar
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell, Examples
 from atlas_memory.train import DivergedError
 from atlas_memory.train.optimizers import make_optimizers
-from atlas_memory.train.plot import figure_class, save_figure
+from atlas_memory.train.plot import figure_class
 from atlas_memory.train.recipe import OptimizerConfig, ScheduleConfig
 from atlas_memory.train.schedule import factor, set_learning_rate
 
 FINAL, REPORT, MEASURED = "final", "report.json", "measured.json"
-MQAR, MAD = "mqar", "mad"
+TRIALS = "trials"  # in the results, and where they are kept
+MAD = "mad"
 PATIENCE = 10  # steps in a row with a loss or gradient that is not finite, before a trial has diverged
 NOT_FINITE = "holds NaN or infinite numbers"  # what memories say of such inputs
-GROUP_WIDTH = 0.8  # of the bars of a task, all models together
 _log = logging.getLogger(__name__)
 
 
@@ -103,18 +104,6 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    model: str
-    task: str
-    key_width: int
-    seed: int
-    accuracy: float  # mean over the settings of the task; 0 where training diverged
-    state_bytes: int  # of one row, at the end of its longest text
-    parameters: int
-    diverged: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Study:
     """Which trials, at one scale of the tasks: all combinations."""
 
@@ -148,15 +137,18 @@ def run_study(study: Study, out: Path, progress: bool = True) -> list[Measured]:
         if not (folder / MEASURED).is_file():
             run_trial(trial, study, folder, f"{number} of {len(trials)}: {trial.name}", progress)
         found.append(_finished(folder, study))
-        content = {"study": dataclasses.asdict(study), "trials": [dataclasses.asdict(entry) for entry in found]}
-        write_whole(out / RESULTS, json.dumps(content, indent=1) + "\n")
-        write_whole(out / TABLE, markdown(found))
+        write_results(study, found, out)
     figure(found, out / FIGURE)
     return found
 
 
+def write_results(study: Study, found: Sequence[Measured], out: Path) -> None:
+    write_json(out / RESULTS, {"study": dataclasses.asdict(study), TRIALS: [dataclasses.asdict(run) for run in found]})
+    write_whole(out / TABLE, markdown(found))
+
+
 def _folder(out: Path, trial: Trial) -> Path:
-    return out / "trials" / trial.name
+    return out / TRIALS / trial.name
 
 
 def _finished(folder: Path, study: Study) -> Measured:
@@ -333,59 +325,3 @@ def _shuffled(group: Examples, batch: int, random: torch.Generator) -> Iterator[
     while True:
         for chosen in torch.randperm(len(group.inputs), generator=random).split(batch):
             yield Examples(group.inputs[chosen], group.targets[chosen])
-
-
-def markdown(found: Sequence[Measured]) -> str:
-    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR. Diverged ones are 0."""
-    tasks = list(dict.fromkeys(entry.task for entry in found))
-    widths = sorted({entry.key_width for entry in found})
-    columns = [(task, width) for task in tasks for width in widths]
-    titles = [f"key width {width}" if task == MQAR else task for task, width in columns]
-    lines = [f"| model | {' | '.join(titles)} | mean |", "|---" * (len(columns) + 2) + "|"]
-    for model in dict.fromkeys(entry.model for entry in found):
-        cells = [_cell([e for e in found if (e.model, e.task, e.key_width) == (model, *column)]) for column in columns]
-        known = [value for value, _ in cells if value is not None]
-        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {100 * statistics.mean(known):.1f} % |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(runs: Sequence[Measured]) -> tuple[float | None, str]:
-    if not runs:
-        return None, "–"
-    mean, diverged = statistics.mean(run.accuracy for run in runs), sum(run.diverged for run in runs)
-    size = f" ({runs[0].state_bytes / 1000:,.1f} kB)" if runs[0].task == MQAR else ""
-    if diverged == len(runs):
-        return mean, f"diverged{size}"
-    return mean, f"{100 * mean:.1f} %{size}" + (f" ({diverged} diverged)" if diverged else "")
-
-
-def figure(found: Sequence[Measured], path: Path) -> None:
-    """One task: accuracy by the bytes of the state, a line for each model. Several: bars of each model's accuracies.
-
-    Both are means over seeds.
-    """
-    tasks, models = (list(dict.fromkeys(getattr(entry, name) for entry in found)) for name in ("task", "model"))
-    width = GROUP_WIDTH / len(models)
-    drawing = figure_class()(figsize=(9, 4.5), layout="constrained")
-    axes = drawing.add_subplot(ylabel="accuracy", ylim=(0, 1.02))
-    for place, model in enumerate(models):
-        runs = [entry for entry in found if entry.model == model]
-        if len(tasks) == 1:
-            axes.plot(*zip(*_points(runs), strict=True), "o-", label=model)
-        else:
-            means = [statistics.mean([run.accuracy for run in runs if run.task == task] or [0.0]) for task in tasks]
-            shift = width * (place - (len(models) - 1) / 2)  # the bars of a task stand around its name
-            axes.bar([number + shift for number in range(len(tasks))], means, width, label=model)
-    if len(tasks) == 1:
-        axes.set(xscale="log", xlabel="bytes of the state")
-    else:
-        axes.set_xticks(range(len(tasks)), tasks, fontsize="small")
-    axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-    save_figure(drawing, path)
-
-
-def _points(runs: Sequence[Measured]) -> list[tuple[int, float]]:
-    """Of one model: the bytes of its state and its mean accuracy, for each width."""
-    widths = {run.key_width: [other for other in runs if other.key_width == run.key_width] for run in runs}
-    return sorted((same[0].state_bytes, statistics.mean(run.accuracy for run in same)) for same in widths.values())
