@@ -108,6 +108,7 @@ def test_the_page_escapes_what_a_model_says(tmp_path: Path) -> None:
     assert "A &amp; B." in page and 'src="a.png"' in page and "$" not in page
 
 
+OFFLINE = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -121,7 +122,8 @@ def test_the_page_opens_in_a_browser_with_its_figures(tmp_path: Path) -> None:
     write_page(page, ["A fact."], [(answer, answer)], {"a.png": "curve"}, NUMBERS)
     seen = "document.title = [...document.images].map(i => i.naturalWidth > 0) + ' ' + answers.rows.length"
     page.write_text(page.read_text() + f"<script>onload = () => {{ {seen} }}</script>")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom", *OFFLINE]
+    options.append(f"--user-data-dir={tmp_path / 'profile'}")
     shown = subprocess.run([str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120)
     assert "<title>true 2</title>" in shown.stdout, shown.stderr
 
