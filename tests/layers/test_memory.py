@@ -157,12 +157,13 @@ def test_answers_that_cannot_be_given_are_refused() -> None:
 
 
 def _sparing_memory(preset: str = "gated_deltanet", **options: Any) -> Memory:
-    """Writes where the first entry of a token is positive, and nowhere else."""
+    """Writes where the first entry of a token is positive, and nowhere else; Muon's momentum gathers there alone."""
     memory = small_memory(preset, gates="hard", tie_retention=presets.make(preset).retention == "learned", **options)
-    steps = memory.gates.names.index("step")
+    first = memory.gates.names.index("step")  # the window's are the last
+    last = None if memory.spec.optimizer == "muon" else first + 1
     with torch.no_grad():
         for weights in memory.gates.projection.weight.unflatten(0, (memory.heads, -1)):
-            weights[steps] = torch.tensor([100.0] + [0.0] * (DIM - 1))
+            weights[first:last] = torch.tensor([100.0] + [0.0] * (DIM - 1))
     return memory
 
 
@@ -219,7 +220,7 @@ WORKED = {
     "titans": (0, 2 * CHUNK),
     "swla": (2, 2 * CHUNK + 1),
     "omeganet": (CHUNK, 3 * CHUNK),
-    "atlas": (4 * CHUNK, 4 * CHUNK),  # its momentum gathers also what no step asks for
+    "atlas": (CHUNK, 3 * CHUNK),
 }
 
 
@@ -237,6 +238,42 @@ def test_memories_at_rest_pass_by_what_is_not_written(
         expected, after = memory.reference(x, begun)
         y, state = memory(x, begun)
     assert counted.tokens == WORKED[preset][writes]
+    assert_close(y, expected, "answers")
+    assert_states_close(state, after)
+
+
+def test_momentum_of_muon_fades_while_tokens_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, counted = _sparing_memory("atlas", window=3, interval=CHUNK), _Counted()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    monkeypatch.setattr("atlas_memory.ops.idle.GRAIN", 1)
+    x = _written(3 * CHUNK, 0, 0)
+    with torch.no_grad():
+        _, begun = memory.reference(BEGUN)
+        expected, after = memory.reference(x, begun)
+        y, state = memory(x, begun)
+    assert counted.tokens == CHUNK  # whose last ones are the window of the next
+    assert_close(y, expected, "answers")
+    assert_states_close(state, after)
+    before, faded = (float(state.tensors["momentum.down"].norm()) for state in (begun, after))
+    assert 0 < faded < before / 2
+
+
+@pytest.mark.parametrize("moving", ["pending step", "open window"])
+def test_muon_works_on_tokens_that_something_is_still_to_be_done_with(
+    moving: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, counted = _sparing_memory("atlas", window=3, interval=2 * CHUNK), _Counted()
+    monkeypatch.setattr("atlas_memory.layers.memory.memorize", counted)
+    x = _written(CHUNK, 0, 0)
+    if moving == "open window":
+        with torch.no_grad():
+            memory.gates.projection.weight.unflatten(0, (memory.heads, -1))[:, -1] *= -1
+    with torch.no_grad():
+        _, begun = memory.reference(BEGUN if moving == "pending step" else torch.cat([x, x], dim=1))
+        expected, after = memory.reference(x, begun)
+        y, state = memory(x, begun)
+    assert bool(begun.tensors["pending"].any()) == (moving == "pending step")
+    assert counted.tokens == CHUNK
     assert_close(y, expected, "answers")
     assert_states_close(state, after)
 

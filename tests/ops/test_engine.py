@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from atlas_memory import MemorySpec
-from atlas_memory.ops import Gates, Monitors, engine, memorize, memorize_reference
+from atlas_memory.ops import Gates, Monitors, engine, memorize, memorize_reference, newton_schulz, sites
 from tests.strategies import readings, specs
 from tests.support import SMALL, Problem, assert_close, assert_same, assert_states_close, make_problem, read, solve
 
@@ -154,6 +154,7 @@ IDLE_AXES: list[dict[str, Any]] = [
     {"network": "matrix", "retention": "one"},
     {"network": "matrix", "optimizer": "momentum"},  # which goes on moving the weights where nothing is written
     {"network": "mlp", "optimizer": "gd"},
+    {"network": "mlp", "optimizer": "muon", "interval": 2, "window": 3},  # whose momentum goes on gathering
 ]
 
 
@@ -200,3 +201,22 @@ def test_only_the_other_chunks_are_worked_on(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         read(memorize, _still(problem, 0, 24))
     assert sizes == [4, 6, 6, 0]
+
+
+def test_steps_that_are_not_taken_are_not_orthogonalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six chunks of two update points and two layers, those of the second and third take none."""
+    counted: list[int] = []
+
+    def counting(*arguments: Any) -> torch.Tensor:
+        counted.append(1)
+        return newton_schulz(*arguments)
+
+    monkeypatch.setattr(sites, "newton_schulz", counting)
+    spec = MemorySpec(**{**SMALL, "network": "mlp", "optimizer": "muon", "interval": 2})
+    problem = _still(make_problem(spec, count=24), 4, 12)
+    with torch.no_grad():
+        read(memorize, problem)
+    assert len(counted) == 2 * 4
+    counted.clear()
+    read(memorize, problem)  # a gate that is zero has a gradient
+    assert len(counted) == 2 * 6

@@ -210,7 +210,7 @@ def test_mean_write_counts_all_groups_of_rows() -> None:
     _, state = read(memorize, first, lengths=[4, 9])
     monitors = Monitors()
     read(memorize, second, lengths=[6, 1], state=state, monitors=monitors)
-    written = second.gates.step * second.gates.window.mean(-1)
+    written = (second.gates.step + second.gates.window.mean(-1)) / 2  # Muon's: each gate leaves a trace of its own
     assert_close(monitors.mean_write, torch.cat([written[0, :6], written[1, :1]]).mean())
 
 

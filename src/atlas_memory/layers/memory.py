@@ -25,7 +25,7 @@ from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import Gates, MemoryState, Monitors, memorize, memorize_reference, recall
 from atlas_memory.ops.call import without_autocast
 from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
-from atlas_memory.ops.idle import busy_tokens
+from atlas_memory.ops.idle import busy_tokens, faded_momentum
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
 from atlas_memory.spec import MemorySpec, presets
@@ -203,12 +203,13 @@ class Memory(nn.Module):
             size, unasked = end - begin, min(max(tokens - wanted - begin, 0), end - begin)
             if size == 0:
                 continue
+            own = Gates(*(None if gate is None else gate[:, begin:end] for gate in gates))
             if (begin, end) == busy:
-                own = Gates(*(None if gate is None else gate[:, begin:end] for gate in gates))
                 lengths = [size] * packing.rows
                 y, state = self._memorize(operator, x[:, begin:end], own, state, lengths, size - unasked)
             else:
                 y, state = self._pass_by(x[:, begin:end], state, unasked)
+                state = state.updated(faded_momentum(self.spec, own, state))
             answers.append(y)
         return torch.cat(answers, dim=1), state
 

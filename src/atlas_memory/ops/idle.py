@@ -26,19 +26,17 @@ GRAIN = 256
 def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
     """Of every token, in the shape of its gates, whether it changes no state whatever; None: there is no saying."""
     changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
-    return None if changes else _still(gates)
+    return None if changes else _still(spec, gates)
 
 
 def busy_tokens(spec: MemorySpec, gates: Gates, state: MemoryState) -> tuple[int, int] | None:
     """Begin and end of the tokens of gates (B, T, H) that have to be worked on; None: there is no saying.
 
     Before and after them no row writes, and the state after them is that after all. Both lie on the chunk grid.
-    (Weights that were retracted would be again at each chunk's end, which changes them by no more than rounding.) There
-    is no saying of memories with infinite features, which keep every token, nor with Muon, whose momentum gathers what
-    no step asks for.
+    (Weights that were retracted would be again at each chunk's end, which changes them by no more than rounding; Muon's
+    momentum fades: `faded_momentum`.) There is no saying of memories with infinite features, which keep every token.
     """
-    always_busy = spec.kernel or spec.optimizer == "muon"
-    still = None if always_busy or not _at_rest(state) else _still(gates)
+    still = None if spec.kernel or not _at_rest(spec, state) else _still(spec, gates)
     if still is None:
         return None
     tokens, history, grain = still.shape[1], spec.window - 1, math.lcm(GRAIN, spec.anchor_chunk)
@@ -53,16 +51,28 @@ def busy_tokens(spec: MemorySpec, gates: Gates, state: MemoryState) -> tuple[int
     return max(begin - history, 0) // grain * grain, min(-(-end // grain) * grain, tokens)
 
 
-def _still(gates: Gates) -> Tensor | None:
+def faded_momentum(spec: MemorySpec, gates: Gates, state: MemoryState) -> dict[str, Tensor]:
+    """Leaves of the state after tokens that nothing is written at: Muon's momentum, which no step has asked for."""
+    if spec.optimizer != "muon" or gates.momentum is None:
+        return {}
+    left = gates.momentum.prod(1)[..., None, None]  # (B, H, 1, 1)
+    return {f"momentum.{site}": momentum * left for site, momentum in state.group("momentum").items()}
+
+
+def _still(spec: MemorySpec, gates: Gates) -> Tensor | None:
     """Where a token neither writes nor forgets; None: there is no saying."""
     step, retention = gates.step, gates.retention
     if step is None or torch.is_grad_enabled() or not may_look(step):
         return None
     still = step == 0
+    if spec.optimizer == "muon":  # its momentum gathers also what no step asks for
+        if gates.window is None:
+            return None
+        still = still & (gates.window == 0).all(-1)
     return still if retention is None else still & (retention == 1)
 
 
-def _at_rest(state: MemoryState) -> bool:
-    """Whether nothing that was read before is still to be written: no open chunk, no momentum."""
-    moving = state.group("momentum").values()
+def _at_rest(spec: MemorySpec, state: MemoryState) -> bool:
+    """Whether nothing that was read before is still to be written: no open chunk, no momentum, no step of Muon's."""
+    moving = [state.tensors["pending"]] if spec.optimizer == "muon" else list(state.group("momentum").values())
     return not any(state.fill) and all(may_look(x) and not bool(x.any()) for x in moving)

@@ -19,6 +19,7 @@ from atlas_memory.ops.features import Feature, Identity
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.optimizers import Gates, window_bands
 from atlas_memory.ops.stability import safe_norm
+from atlas_memory.spec import MemorySpec
 
 _PLAIN = Identity()
 
@@ -73,8 +74,8 @@ class Monitors:
 
     surprise, context_surprise (B, T, H); limiter {site: ℓ (B, T, H)}, 1 where it did not act; retraction
     {leaf: (B, H)}, the smallest factor in the call; weight_norms {site: (B, H)} at the last anchor, of an infinite
-    layer those of its vectors; gates as they were used; mean_write: the mean of η·γ over real tokens, differentiable,
-    for a training loss to penalise; tokens: how many these are.
+    layer those of its vectors; gates as they were used; mean_write: the mean of `writes` over real tokens,
+    differentiable, for a training loss to penalise; tokens: how many these are.
     """
 
     surprise: Tensor | None = None
@@ -86,12 +87,13 @@ class Monitors:
     mean_write: Tensor | None = None
     tokens: int = 0
     _records: list[Record] = dataclasses.field(default_factory=list, repr=False)
+    _writes: Tensor | None = dataclasses.field(default=None, repr=False)
 
     @property
     def writes(self) -> Tensor:
-        """η·γ of every token (B, T, H), of which `mean_write` is the mean."""
-        assert self.gates is not None and self.surprise is not None, "no call has filled these monitors"
-        return _writes(self.gates, self.surprise)
+        """How far every token (B, T, H) opens the gates it is written by, from 0 to 1: η·γ, of Muon their mean."""
+        assert self._writes is not None, "no call has filled these monitors"
+        return self._writes
 
     def add(self, record: Record) -> None:
         self._records.append(record)
@@ -122,7 +124,11 @@ class Monitors:
                 self.retraction[leaf] = torch.minimum(self.retraction[leaf], factor.reshape(batch, heads))
 
     def watch_writes(self, call: Call) -> None:
-        self.mean_write, self.tokens = mean_write(call.gates, call.lengths, call.keys), sum(call.lengths)
+        self._writes = _written(call.spec, call.gates, call.keys)
+        real = torch.arange(self._writes.shape[1]) < torch.tensor(call.lengths)[:, None]
+        weight = real.to(self._writes)[..., None].expand_as(self._writes)
+        self.mean_write = (self._writes * weight).sum() / weight.sum().clamp_min(1)
+        self.tokens = sum(call.lengths)
 
     @staticmethod
     def _aligned_length(call: Call) -> list[int]:
@@ -144,15 +150,14 @@ class Monitors:
             setattr(self, name, cat([getattr(part, name) for part in parts]))
 
 
-def mean_write(gates: Gates, lengths: Sequence[int], like: Tensor) -> Tensor:
-    """Mean of η_t · mean_j γ_tj over heads and real tokens: a scalar."""
-    write = _writes(gates, like)
-    real = torch.arange(write.shape[1]) < torch.tensor(lengths)[:, None]
-    weight = real.to(write)[..., None].expand_as(write)
-    return (write * weight).sum() / weight.sum().clamp_min(1)
+def _written(spec: MemorySpec, gates: Gates, like: Tensor) -> Tensor:
+    """η_t · mean_j γ_tj (B, T, H).
 
-
-def _writes(gates: Gates, like: Tensor) -> Tensor:
-    """η_t · mean_j γ_tj (B, T, H)."""
-    write = like.new_ones(like.shape[:3]) if gates.step is None else gates.step
-    return write if gates.window is None else write * gates.window.mean(-1)
+    Of Muon the mean of both: γ decides what momentum gathers, η what becomes of it at the next update point, and a
+    token leaves no trace only where both are zero.
+    """
+    step = like.new_ones(like.shape[:3]) if gates.step is None else gates.step
+    if gates.window is None:
+        return step
+    window = gates.window.mean(-1)
+    return (step + window) / 2 if spec.optimizer == "muon" else step * window

@@ -21,7 +21,7 @@ from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.networks import Factors
 from atlas_memory.ops.newton_schulz import newton_schulz
 from atlas_memory.ops.optimizers import Coefficients, MuonCoefficients
-from atlas_memory.ops.stability import step_limit
+from atlas_memory.ops.stability import may_look, step_limit
 
 
 class Dense:
@@ -133,11 +133,15 @@ class Muon:
         self.anchor, self.factors, self.coefficients = anchor, factors, coefficients
         self.points, self.curvatures = update_points, curvatures
         self.limits: dict[str, Tensor] = {}  # {site: ℓ (R, K)}
+        self.unmoved = _known_zero(coefficients.updates)
         self.steps = {site: self._steps(site, steps, floor) for site in factors} if update_points else {}
         self.stacks = {site: self._weights_at_points(site) for site in self.steps}
 
     def _steps(self, site: str, steps: int, floor: float) -> Tensor:
-        """ℓ_u NS(S_u) (R, K, out, in) at every update point u."""
+        """ℓ_u NS(S_u) (R, K, out, in) at every update point u; where none is taken, as if all were zero."""
+        if self.unmoved:
+            weight = self.anchor.weights[site]
+            return weight.new_zeros(weight.shape[0], len(self.points), *weight.shape[1:])
         inputs, deltas, sensitivity = self.factors[site]
         gathers = self._at_points(self.coefficients.gathers)  # (R, K, N)
         kept = self._at_points(self.coefficients.momentum)[..., None, None] * self.anchor.momentum[site][:, None]
@@ -210,6 +214,11 @@ class Muon:
             gathers, kept = at_token(self.coefficients.gathers, last), at_token(self.coefficients.momentum, last)
             momentum[site] = fold_dense(self.anchor.momentum[site], kept, None, None, gathers, deltas, inputs)
         return FastWeights(weights, momentum, at_token(self.coefficients.pending, last))
+
+
+def _known_zero(x: Tensor) -> bool:
+    """Whether all entries are zero, and nobody will ask for their gradients."""
+    return not torch.is_grad_enabled() and may_look(x) and not bool(x.any())
 
 
 def at_token(x: Tensor, token: Tensor | int) -> Tensor:
