@@ -90,10 +90,11 @@ def test_command(tmp_path: Path) -> None:
     one = long_study(tmp_path / "one", {"titans-seed0": report(2)})
     trial = token_study(tmp_path / "trial", [Measured("titans", MQAR, 8, 0, 0.5, 1000, 5000)])
     damaged, empty = tmp_path / "damaged.json", tmp_path / "empty.json"
-    damaged.write_text('{"study": {}, "reports": {}}')
+    damaged.write_text('{"study": {"model": 1}, "reports": {}}')
     empty.write_text("{}")
     for files, message in (
         ([one, trial], "results of one kind of study"),
+        ([one, damaged], f"{damaged}: one of them is damaged"),
         ([one, empty], f"{empty} has no results of `study babilong`"),
         ([one, tmp_path / "absent"], "absent"),
     ):
