@@ -16,14 +16,15 @@ from atlas_memory.data import IGNORED, DataConfig, ExerciseConfig, Loader, RowsC
 from atlas_memory.data.tokenizers import byte_tokenizer
 from atlas_memory.tasks.babilong.solver import Solver
 from atlas_memory.tasks.babilong.stories import simulate
-from atlas_memory.tasks.babilong.training import Babilong, BabilongLessons, TrainingConfig, document_lines
+from atlas_memory.tasks.babilong.training import Babilong, TrainingConfig, document_lines
 from atlas_memory.tasks.background import open_background
+from atlas_memory.tasks.lines import LineLessons
 
 TOKENIZER = byte_tokenizer()
 ROWS = RowsConfig(kind="segments", batch=3, length=200)
 
 
-def lessons(**options: object) -> BabilongLessons:
+def lessons(**options: object) -> LineLessons:
     return Babilong({"tasks": ("qa1", "qa5"), "lengths": (0, 300), **options}).lessons(TOKENIZER)
 
 
