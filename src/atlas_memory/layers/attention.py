@@ -224,8 +224,9 @@ class Attention(nn.Module):
         if visible_first is None:
             answers = self._softmax(looking, visible)
         else:
-            first, rest = ([x[part] for x in looking] for part in (slice(0, BEFORE), slice(BEFORE, None)))
-            answers = torch.cat([self._softmax(first, visible_first[:blocks]), self._softmax(rest, visible)])
+            begun = min(BEFORE, blocks)
+            first, rest = zip(*(x.split([begun, blocks - begun]) for x in looking), strict=True)
+            answers = torch.cat([self._softmax(first, visible_first[:begun]), self._softmax(rest, visible)])
         return answers.unflatten(1, (batch, self.heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :count]
 
     @property

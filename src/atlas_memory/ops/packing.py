@@ -41,12 +41,14 @@ def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = N
     total = x.shape[1]
     if lengths is None:
         lengths = [size] * len(starts)
-    if all_alike(starts) and all_alike(lengths):  # as a rule; indices would have to be sent to the device
-        begin, end = max(starts[0], 0), min(starts[0] + lengths[0], total)
+    if all_alike(starts):  # as a rule; indices would have to be sent to the device
+        alike = all_alike(lengths)
+        begin, end = max(starts[0], 0), min(starts[0] + (lengths[0] if alike else max(lengths)), total)
         if begin < end:
             kept = x if end - begin == total else x.narrow(1, begin, end - begin)  # a view costs a copy backward
             before = begin - starts[0]
-            return _padded(kept, before, size - before - (end - begin))
+            taken = _padded(kept, before, size - before - (end - begin))
+            return taken if alike else _kept(taken, torch.arange(size) < torch.tensor(lengths)[:, None])
     if size == 0 or total == 0:
         return x.new_zeros(x.shape[0], size, *x.shape[2:])
     places = torch.arange(size)
@@ -54,8 +56,7 @@ def take_rows(x: Tensor, starts: Lengths, size: int, lengths: Lengths | None = N
     valid = (source >= 0) & (source < total) & (places < torch.tensor(lengths)[:, None])
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     taken = x[rows, source.clamp(0, total - 1).to(x.device)]
-    keep = valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2))
-    return torch.where(keep, taken, 0)
+    return _kept(taken, valid)
 
 
 def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
@@ -68,7 +69,12 @@ def last_rows(x: Tensor, ends: Lengths, size: int, lengths: Lengths) -> Tensor:
         return _padded(taken, size - lengths[0], 0) if lengths[0] < size else taken.clone()
     taken = take_rows(x, [end - size for end in ends], size)
     valid = torch.arange(size) >= size - torch.tensor(lengths)[:, None]
-    return torch.where(valid.to(x.device).reshape(*valid.shape, *[1] * (x.ndim - 2)), taken, 0)
+    return _kept(taken, valid)
+
+
+def _kept(x: Tensor, places: Tensor) -> Tensor:
+    """x (B, T, ...) at these places (B, T), which the host knows; zero elsewhere, whatever stands there."""
+    return torch.where(places.to(x.device).reshape(*places.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
 def _padded(x: Tensor, before: int, after: int) -> Tensor:
