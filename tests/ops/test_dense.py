@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.dense import fold_dense, read_dense, retract
+from atlas_memory.ops.dense import fold_dense, move_dense, read_dense, retract
 from atlas_memory.ops.stability import LARGEST_GRADIENT
 
-ROWS, QUERIES, TOKENS = 2, 3, 4
+ROWS, QUERIES, TOKENS, POINTS = 2, 3, 4, 2
 
 
 def _normal(*shape: int) -> Tensor:
@@ -28,13 +30,13 @@ def _read_arguments(outputs: int, inputs: int, momentum: bool) -> tuple[Tensor |
     )
 
 
-def _fold_arguments(outputs: int, inputs: int, momentum: bool) -> tuple[Tensor | None, ...]:
+def _fold_arguments(outputs: int, inputs: int, momentum: bool, points: int = POINTS) -> tuple[Tensor | None, ...]:
     return (
         _normal(ROWS, outputs, inputs),
-        _normal(ROWS),
+        _normal(ROWS, points),
         _normal(ROWS, outputs, inputs) if momentum else None,
-        _normal(ROWS) if momentum else None,
-        _normal(ROWS, TOKENS),
+        _normal(ROWS, points) if momentum else None,
+        _normal(ROWS, points, TOKENS),
         _normal(ROWS, TOKENS, outputs),
         _normal(ROWS, TOKENS, inputs),
     )
@@ -46,21 +48,35 @@ def _plain_read(x, weight, momentum, decay, crossing, mixing, deltas) -> Tensor:
 
 
 def _plain_fold(base, scale, other, other_scale, coefficients, deltas, inputs) -> Tensor:
-    result = scale[:, None, None] * base + torch.einsum("rn,rno,rni->roi", coefficients, deltas, inputs)
-    return result if other is None else result + other_scale[:, None, None] * other
+    result = torch.einsum("rk,roi->rkoi", scale, base)
+    result = result + torch.einsum("rkn,rno,rni->rkoi", coefficients, deltas, inputs)
+    return result if other is None else result + torch.einsum("rk,roi->rkoi", other_scale, other)
 
 
 @pytest.mark.parametrize("momentum", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(2, 5), (5, 2)])
 @pytest.mark.parametrize(
     ("function", "plain", "arguments"),
-    [(read_dense, _plain_read, _read_arguments), (fold_dense, _plain_fold, _fold_arguments)],
-    ids=["read", "fold"],
+    [
+        (read_dense, _plain_read, _read_arguments),
+        (fold_dense, _plain_fold, _fold_arguments),
+        (fold_dense, _plain_fold, functools.partial(_fold_arguments, points=1)),
+    ],
+    ids=["read", "fold", "fold at one token"],
 )
 def test_value_and_gradient(function, plain, arguments, outputs: int, inputs: int, momentum: bool) -> None:
     tensors = arguments(outputs, inputs, momentum)
     torch.testing.assert_close(function(*tensors), plain(*tensors))
     assert torch.autograd.gradcheck(function, tensors)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (1, 3), (3, 1), (3, 2)])
+def test_weights_that_steps_have_moved(tokens: int, steps: int) -> None:
+    tensors = (_normal(ROWS, 2, 5), _normal(ROWS, tokens), _normal(ROWS, steps, 2, 5), _normal(ROWS, tokens, steps))
+    base, scale, taken, moves = tensors
+    expected = torch.einsum("rq,roi->rqoi", scale, base) - torch.einsum("rqk,rkoi->rqoi", moves, taken)
+    torch.testing.assert_close(move_dense(*tensors), expected)
+    assert torch.autograd.gradcheck(move_dense, tensors)
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.stability import LARGEST_GRADIENT, may_look, safe_norm, shrink_factor
+from atlas_memory.ops.stability import LARGEST_GRADIENT, inner, may_look, safe_norm, shrink_factor
 
 
 def read_dense(
@@ -84,9 +84,9 @@ def fold_dense(
     deltas: Tensor,
     inputs: Tensor,
 ) -> Tensor:
-    """scale·base + other_scale·other + Σ_i c_i δ_i ⊗ x_i (R, out, in): weights or momentum at the end of a chunk.
+    """scale·base + other_scale·other + Σ_i c_i δ_i ⊗ x_i (R, K, out, in): weights or momentum at K tokens of a chunk.
 
-    scale, other_scale (R,), coefficients c (R, N), deltas (R, N, out), inputs (R, N, in).
+    scale, other_scale (R, K), coefficients c (R, K, N), deltas (R, N, out), inputs (R, N, in).
     """
     result: Tensor = _Fold.apply(base, scale, other, other_scale, coefficients, deltas, inputs)
     return result
@@ -105,10 +105,13 @@ class _Fold(torch.autograd.Function):
         inputs: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(base, scale, other, other_scale, coefficients, deltas, inputs)
-        result = base * scale[:, None, None]
+        result = base[:, None] * scale[..., None, None]
         if other is not None and other_scale is not None:
-            result.addcmul_(other, other_scale[:, None, None])
-        return result.baddbmm_(*_scaled_outer(coefficients, deltas, inputs))
+            result.addcmul_(other[:, None], other_scale[..., None, None])
+        left, right = _scaled_outer(coefficients, deltas[:, None], inputs[:, None])
+        left, right = (x.expand(*scale.shape, -1, -1).flatten(0, 1) for x in (left, right))
+        result.flatten(0, 1).baddbmm_(left, right)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -116,21 +119,57 @@ class _Fold(torch.autograd.Function):
         gradient = gradients[0]
         other_gradient = other_scale_gradient = None
         if other is not None:
-            other_gradient = gradient * other_scale[:, None, None]
-            other_scale_gradient = _inner(gradient, other)
-        inputs_gradient = torch.bmm(deltas, gradient)
-        coefficients_gradient = (inputs_gradient * inputs).sum(-1)
-        inputs_gradient.mul_(coefficients[..., None])
-        deltas_gradient = torch.bmm(inputs, gradient.mT).mul_(coefficients[..., None])
+            other_gradient = _over_tokens(other_scale, gradient)
+            other_scale_gradient = inner(gradient, other[:, None])[..., 0, 0]
+        at_inputs = deltas[:, None] @ gradient  # (R, K, N, in)
+        at_deltas = inputs[:, None] @ gradient.mT
         return (
-            gradient * scale[:, None, None],
-            _inner(gradient, base),
+            _over_tokens(scale, gradient),
+            inner(gradient, base[:, None])[..., 0, 0],
             other_gradient,
             other_scale_gradient,
-            coefficients_gradient,
-            deltas_gradient,
-            inputs_gradient,
+            (at_inputs * inputs[:, None]).sum(-1),
+            _over_tokens(coefficients, at_deltas),
+            _over_tokens(coefficients, at_inputs),
         )
+
+
+def move_dense(base: Tensor, scale: Tensor, steps: Tensor, moves: Tensor) -> Tensor:
+    """scale·base − Σ_u m_u step_u (R, Q, out, in): weights at Q tokens. scale (R, Q), steps (R, K, out, in), moves m
+    (R, Q, K)."""
+    result: Tensor = _Move.apply(base, scale, steps, moves)
+    return result
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, scale: Tensor, steps: Tensor, moves: Tensor) -> Tensor:
+        ctx.save_for_backward(base, scale, steps, moves)
+        return (base[:, None] * scale[..., None, None]).sub_(_combined(moves, steps))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        base, scale, steps, moves = ctx.saved_tensors
+        gradient = gradients[0]
+        return (
+            _over_tokens(scale, gradient),
+            inner(gradient, base[:, None])[..., 0, 0],
+            _combined(-moves.mT, gradient),
+            torch.bmm(gradient.flatten(2), steps.flatten(2).mT).neg_(),
+        )
+
+
+def _combined(coefficients: Tensor, matrices: Tensor) -> Tensor:
+    """Σ_u c_u M_u (R, Q, out, in) of coefficients (R, Q, K) and matrices (R, K, out, in)."""
+    if matrices.shape[1] == 1:  # the product of a column and a row is slow
+        return coefficients[..., None] * matrices
+    return torch.bmm(coefficients, matrices.flatten(2)).unflatten(2, matrices.shape[2:])
+
+
+def _over_tokens(scales: Tensor, x: Tensor) -> Tensor:
+    """Σ_k s_k x_k (R, ...) of scales (R, K, ...) and x (R, K, ..., out, in)."""
+    scaled = scales.reshape(*scales.shape, *[1] * (x.ndim - scales.ndim)) * x
+    return scaled.squeeze(1) if x.shape[1] == 1 else scaled.sum(1)
 
 
 def retract(x: Tensor, root_mean_square: float) -> tuple[Tensor, Tensor]:
@@ -164,7 +203,7 @@ class _Retract(torch.autograd.Function):
             return gradient, None
         gradient = gradient * shrink_factor(safe_norm(gradient, (-2, -1)), LARGEST_GRADIENT)
         # on the sphere only the tangential part passes
-        radial = _inner(gradient, result)[:, None, None] / ctx.radius**2
+        radial = inner(gradient, result) / ctx.radius**2
         return torch.where(factor < 1, (gradient - result * radial) * factor, gradient), None
 
 
@@ -172,13 +211,8 @@ def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
 
 
-def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product of the matrices of each row (R,)."""
-    return torch.linalg.vecdot(x.flatten(1), y.flatten(1))
-
-
 def _scaled_outer(scales: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The two factors of Σ_i s_i left_i ⊗ right_i, the scales (R, N) on the narrower one."""
+    """The two factors of Σ_i s_i left_i ⊗ right_i, the scales (..., N) on the narrower one."""
     if left.shape[-1] <= right.shape[-1]:
         return (scales[..., None] * left).mT, right
     return left.mT, scales[..., None] * right

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.checks import check_whole
+from atlas_memory.ops.stability import harmless, inner, may_look
 
 # X ← a X + b (XXᵀ) X + c (XXᵀ)² X. The first steps widen the range of singular values that is caught quickly
 # (minimax odd polynomials, each fitted to the range the one before leaves behind); the last one, repeated as long as
@@ -62,11 +63,36 @@ def schedule(steps: int) -> list[Coefficients]:
 
 
 def _normalise(matrix: Tensor, floor: float) -> Tensor:
-    # The largest entry is taken out first, so that squares neither overflow nor vanish; mathematically it cancels.
-    scale = matrix.detach().abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    norm, bound = torch.linalg.vector_norm(matrix.detach(), dim=(-2, -1), keepdim=True), harmless(matrix.dtype)
+    # What vanishes among the squares is nothing beside the floor, if that is of any size.
+    plain = (norm < bound) & ((norm > 1 / bound) | (floor > 1 / bound))
+    if may_look(plain) and bool(plain.all()):  # as a rule
+        result: Tensor = _Normalise.apply(matrix, norm, floor)
+        return result
+    # The largest entry is taken out, so that squares neither overflow nor vanish; mathematically it cancels.
+    largest = matrix.detach().abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    scale = torch.where(plain, 1, largest)
     unit = matrix / scale
     norm = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
-    return unit / (norm * _MARGIN + floor / scale)
+    return unit * (norm * _MARGIN + floor / scale).reciprocal()
+
+
+class _Normalise(torch.autograd.Function):
+    """M f with f = 1 / (margin ‖M‖ + floor), given the norm. Autograd makes four more matrices on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, norm: Tensor, floor: float) -> Tensor:
+        factor = (norm * _MARGIN + floor).reciprocal()
+        result = matrix * factor
+        ctx.save_for_backward(result, norm, factor)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        result, norm, factor = ctx.saved_tensors
+        gradient = gradients[0]
+        along = inner(gradient, result) * (-_MARGIN / norm.clamp_min(torch.finfo(norm.dtype).tiny))
+        return (gradient * factor).addcmul_(result, along), None, None
 
 
 def _iterate(matrix: Tensor, polynomials: Sequence[Coefficients]) -> Tensor:
@@ -122,7 +148,7 @@ class _Iteration(torch.autograd.Function):
             product_gradient = torch.bmm(gradient, matrix.mT)
             gram_gradient = _block_backward(product_gradient, block, trace)
             gradient = torch.bmm(trace[-1][2], gradient)  # Q is symmetric
-            gradient = torch.baddbmm(gradient, gram_gradient + gram_gradient.mT, matrix)
+            gradient.baddbmm_(gram_gradient + gram_gradient.mT, matrix)
         return gradient, None
 
 

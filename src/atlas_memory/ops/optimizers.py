@@ -79,6 +79,9 @@ class MuonCoefficients(NamedTuple):
     since: Tensor  # (..., C): the decay since the last update point, or since the anchor
     pending: Tensor  # (..., C): the steps gathered since the last update point
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> MuonCoefficients:
+        return MuonCoefficients(*(function(leaf) for leaf in self))
+
 
 def muon_coefficients(
     gates: Gates, pending: Tensor, update_points: range, like: Tensor, columns: int

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from atlas_memory.ops.dense import fold_dense, read_dense
+from atlas_memory.ops.dense import fold_dense, move_dense, read_dense
 from atlas_memory.ops.entries import Entries, append_columns, of_tokens
 from atlas_memory.ops.fast_weights import FastWeights
 from atlas_memory.ops.networks import Factors
@@ -31,7 +31,7 @@ class Dense:
         self.weights, self.decay = weights, decay
 
     def read(self, site: str, x: Tensor) -> Tensor:
-        return self._decayed(x @ self.weights[site].mT)
+        return self._decayed(through(x, self.weights[site]))
 
     def back(self, site: str, delta: Tensor) -> Tensor:
         return self._decayed(delta @ self.weights[site])
@@ -62,7 +62,7 @@ class Linear:
     def read(self, site: str, x: Tensor) -> Tensor:
         weight = self.anchor.weights[site]
         if site not in self.factors:  # a layer that does not learn while reading
-            return torch.bmm(x, weight.mT)
+            return through(x, weight)
         inputs, deltas, _ = self.factors[site]
         coefficients = self.coefficients
         rows = slice(coefficients.weight.shape[1] - x.shape[1], None)
@@ -90,9 +90,9 @@ class Linear:
                 weights[site] = self._with_columns(weight, rows.weight, contributions)
                 continue
             crossing = None if rows.crossing is None else -rows.crossing
-            weights[site] = fold_dense(weight, rows.weight, carried, crossing, -limit * rows.writes, deltas, inputs)
+            weights[site] = _fold(weight, rows.weight, carried, crossing, -limit * rows.writes, deltas, inputs)
             if carried is not None and rows.momentum is not None and rows.gathers is not None:
-                momentum[site] = fold_dense(carried, rows.momentum, None, None, limit * rows.gathers, deltas, inputs)
+                momentum[site] = _fold(carried, rows.momentum, None, None, limit * rows.gathers, deltas, inputs)
         return FastWeights(weights, momentum, entries=self._with_entries(weights))
 
     def _with_columns(self, weight: Tensor, scale: Tensor, contributions: Tensor) -> Tensor:
@@ -116,6 +116,20 @@ class Linear:
         return Entries(torch.cat([entries.keys, new], dim=1), entries.pairs)
 
 
+def _fold(
+    base: Tensor,
+    scale: Tensor,
+    other: Tensor | None,
+    other_scale: Tensor | None,
+    coefficients: Tensor,
+    deltas: Tensor,
+    inputs: Tensor,
+) -> Tensor:
+    """`fold_dense` at one token (R, out, in): scales (R,), coefficients (R, N)."""
+    other_scale = None if other_scale is None else other_scale[:, None]
+    return fold_dense(base, scale[:, None], other, other_scale, coefficients[:, None], deltas, inputs).squeeze(1)
+
+
 class Muon:
     """A chunk with orthogonalised steps: builds the weights of its K update points, not of its tokens."""
 
@@ -134,25 +148,27 @@ class Muon:
         self.points, self.curvatures = update_points, curvatures
         self.limits: dict[str, Tensor] = {}  # {site: ℓ (R, K)}
         self.unmoved = _known_zero(coefficients.updates)
-        self.steps = {site: self._steps(site, steps, floor) for site in factors} if update_points else {}
-        self.stacks = {site: self._weights_at_points(site) for site in self.steps}
+        acting = factors if update_points else {}
+        at_points = coefficients.map(self._at_points)
+        self.gathered = {site: self._momentum_at(site, at_points.momentum, at_points.gathers) for site in acting}
+        self.steps = {} if self.unmoved else {site: self._steps(site, at_points, steps, floor) for site in acting}
+        self.stacks = {site: self._weights_at(site, at_points.weight, at_points.updates) for site in acting}
 
-    def _steps(self, site: str, steps: int, floor: float) -> Tensor:
-        """ℓ_u NS(S_u) (R, K, out, in) at every update point u; where none is taken, as if all were zero."""
-        if self.unmoved:
-            weight = self.anchor.weights[site]
-            return weight.new_zeros(weight.shape[0], len(self.points), *weight.shape[1:])
-        inputs, deltas, sensitivity = self.factors[site]
-        gathers = self._at_points(self.coefficients.gathers)  # (R, K, N)
-        kept = self._at_points(self.coefficients.momentum)[..., None, None] * self.anchor.momentum[site][:, None]
-        gathered = kept + (gathers[..., None] * deltas[:, None]).mT @ inputs[:, None]
+    def _momentum_at(self, site: str, decay: Tensor, gathers: Tensor) -> Tensor:
+        """τ S + Σ_i B_i ∇_i (R, Q, out, in) at Q tokens: decay τ (R, Q), gathers B (R, Q, N)."""
+        inputs, deltas, _ = self.factors[site]
+        return fold_dense(self.anchor.momentum[site], decay, None, None, gathers, deltas, inputs)
+
+    def _steps(self, site: str, at_points: MuonCoefficients, steps: int, floor: float) -> Tensor:
+        """NS(S_u) (R, K, out, in) at every update point u, and what limits them."""
+        gathered = self.gathered[site]
         step = newton_schulz(gathered, steps, floor)
-        if site not in self.curvatures:
-            return step
-        size = self._at_points(self.coefficients.updates).diagonal(dim1=1, dim2=2)
-        weights = gathers if sensitivity is None else gathers * sensitivity.square()[:, None]
-        self.limits[site] = step_limit(size, step, gathered, inputs, weights, self.curvatures[site])
-        return step * self.limits[site][..., None, None]
+        if site in self.curvatures:
+            inputs, _, sensitivity = self.factors[site]
+            size, weights = at_points.updates.diagonal(dim1=1, dim2=2), at_points.gathers
+            weights = weights if sensitivity is None else weights * sensitivity.square()[:, None]
+            self.limits[site] = step_limit(size, step, gathered, inputs, weights, self.curvatures[site])
+        return step
 
     def token_limits(self) -> dict[str, Tensor]:
         """{site: ℓ (R, C)}: 1 but at update points."""
@@ -167,28 +183,29 @@ class Muon:
         """(R, C, ...) → (R, K, ...)."""
         return x[:, self.points.start :: self.points.step]
 
-    def _weights_at_points(self, site: str) -> Tensor:
-        """W_u (R, K, out, in) just after every update point."""
-        decayed = self._at_points(self.coefficients.weight)[..., None, None] * self.anchor.weights[site][:, None]
-        moves = self._at_points(self.coefficients.updates)  # (R, K, K)
-        return decayed - (moves @ self.steps[site].flatten(2)).view_as(decayed)
+    def _weights_at(self, site: str, decay: Tensor, updates: Tensor) -> Tensor:
+        """a W − Σ_u D_u ℓ_u NS(S_u) (R, Q, out, in) at Q tokens: decay a (R, Q), updates D (R, Q, K)."""
+        if site not in self.steps:
+            return decay[..., None, None] * self.anchor.weights[site][:, None]
+        moves = updates * self.limits[site][:, None] if site in self.limits else updates
+        return move_dense(self.anchor.weights[site], decay, self.steps[site], moves)
 
     def read(self, site: str, x: Tensor) -> Tensor:
         """Tokens between two update points share weights, but for the decay since: groups of tokens, a product each."""
         weight = self.anchor.weights[site]
         if site not in self.factors:
-            return torch.bmm(x, weight.mT)
+            return through(x, weight)
         start = self.coefficients.weight.shape[1] - x.shape[1]
         since = self.coefficients.since[:, start:, None]
         if not self.points or start >= self.points[-1]:
-            last = self.stacks[site][:, -1] if self.points else weight
-            return torch.bmm(x, last.mT) * since
+            last = _newest(self.stacks[site]) if self.points else weight
+            return through(x, last) * since
         first_end = max(self.points[0] - start, 0)
         last_start = self.points[-1] - start
-        parts = [torch.bmm(x[:, :first_end], weight.mT)]
+        parts = [through(x[:, :first_end], weight)]
         if len(self.points) > 1:
             parts.append(self._read_between(site, x[:, first_end:last_start]))
-        parts.append(torch.bmm(x[:, last_start:], self.stacks[site][:, -1].mT))
+        parts.append(through(x[:, last_start:], _newest(self.stacks[site])))
         return torch.cat(parts, dim=1) * since
 
     def _read_between(self, site: str, x: Tensor) -> Tensor:
@@ -197,7 +214,7 @@ class Muon:
         whole = (len(self.points) - 1) * interval
         missing = whole - x.shape[1]
         groups = torch.nn.functional.pad(x, (0, 0, missing, 0)).unflatten(1, (-1, interval))
-        return (groups @ self.stacks[site][:, :-1].mT).flatten(1, 2)[:, missing:]
+        return through(groups, self.stacks[site][:, :-1]).flatten(1, 2)[:, missing:]
 
     def back(self, site: str, delta: Tensor) -> Tensor:
         raise TypeError("queries are only read")
@@ -205,15 +222,30 @@ class Muon:
     def fold(self, last: Tensor | int) -> FastWeights:
         """The weights, momentum and pending step at token `last` of the chunk: one for all rows, or one each (R,)."""
         weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
-        decay = at_token(self.coefficients.weight, last)[:, None, None]
-        for site, (inputs, deltas, _) in self.factors.items():
-            weights[site] = self.anchor.weights[site] * decay
-            if self.points:
-                moves = at_token(self.coefficients.updates, last)[:, None]
-                weights[site] = weights[site] - (moves @ self.steps[site].flatten(2)).view_as(weights[site])
-            gathers, kept = at_token(self.coefficients.gathers, last), at_token(self.coefficients.momentum, last)
-            momentum[site] = fold_dense(self.anchor.momentum[site], kept, None, None, gathers, deltas, inputs)
+        if isinstance(last, int) and self.points and last == self.points[-1]:  # as a rule
+            for site in self.factors:
+                weights[site], momentum[site] = _kept(self.stacks[site]), _kept(self.gathered[site])
+        else:
+            rows = self.coefficients.map(lambda leaf: at_token(leaf, last)[:, None])
+            for site in self.factors:
+                weights[site] = self._weights_at(site, rows.weight, rows.updates)[:, 0]
+                momentum[site] = self._momentum_at(site, rows.momentum, rows.gathers)[:, 0]
         return FastWeights(weights, momentum, at_token(self.coefficients.pending, last))
+
+
+def _newest(stack: Tensor) -> Tensor:
+    """The last of K (R, K, ...); of one, without a copy backward."""
+    return stack.flatten(0, 1) if stack.shape[1] == 1 else stack[:, -1]
+
+
+def _kept(stack: Tensor) -> Tensor:
+    """The same, copied out of many, which would live as long as it does."""
+    return _newest(stack) if stack.shape[1] == 1 else _newest(stack).clone()
+
+
+def through(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ (..., Q, out) of x (..., Q, in). In this order the gradient of W comes back as W lies, not transposed."""
+    return (weight @ x.mT).mT
 
 
 def _known_zero(x: Tensor) -> bool:

@@ -128,10 +128,15 @@ def step_limit(
     momentum and w (R, K, N) the weights of the inputs x (R, N, in) in it. size (R, K); curvature (R, 1) as in
     `write_limit`.
     """
-    slope = (momentum * step).sum((-2, -1))
+    slope = inner(momentum, step)[..., 0, 0]
     bend = ((step @ inputs.mT[:, None]).square().sum(-2) * weights).sum(-1)
     bend = bend if curvature is None else bend * curvature
     return shrink_factor(size * bend / (slope + torch.finfo(slope.dtype).eps), 1.0)
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """Inner products of matrices (..., M, N): (..., 1, 1)."""
+    return torch.linalg.vecdot(x.flatten(-2), y.flatten(-2))[..., None, None]
 
 
 def squared_norm_bound(weight: Tensor) -> Tensor:
