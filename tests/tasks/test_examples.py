@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 BABILONG = ("stories", "solver", "stream", "training", "confusing")
-MODULES = (*(f"babilong.{name}" for name in BABILONG), "needle", "mqar", "mad")
+MODULES = (*(f"babilong.{name}" for name in BABILONG), "needle", "needle_training", "mqar", "mad")
 
 
 @pytest.mark.parametrize("name", [*MODULES, "samples", "results"])

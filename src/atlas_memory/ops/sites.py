@@ -81,18 +81,18 @@ class Linear:
     def fold(self, last: Tensor | int) -> FastWeights:
         """The weights and momentum at token `last` of the chunk: one for all rows, or one each (R,)."""
         weights, momentum = dict(self.anchor.weights), dict(self.anchor.momentum)
-        rows = self.coefficients.map(lambda leaf: at_token(leaf, last))
+        at = self.coefficients.map(lambda leaf: at_token(leaf, last)[:, None])
         for site, (inputs, deltas, _) in self.factors.items():
-            limit = at_token(self.limits[site], last)[:, None] if site in self.limits else 1
-            weight, carried = self.anchor.weights[site], self.anchor.momentum.get(site)
+            limit = at_token(self.limits[site], last)[:, None, None] if site in self.limits else 1
+            weight, carried, writes = self.anchor.weights[site], self.anchor.momentum.get(site), -limit * at.writes
             if self.anchor.entries is not None and site in self.kernels:
-                contributions = (-limit * rows.writes)[..., None] * deltas
-                weights[site] = self._with_columns(weight, rows.weight, contributions)
+                weights[site] = self._with_columns(weight, at.weight[:, 0], writes[:, 0, :, None] * deltas)
                 continue
-            crossing = None if rows.crossing is None else -rows.crossing
-            weights[site] = _fold(weight, rows.weight, carried, crossing, -limit * rows.writes, deltas, inputs)
-            if carried is not None and rows.momentum is not None and rows.gathers is not None:
-                momentum[site] = _fold(carried, rows.momentum, None, None, limit * rows.gathers, deltas, inputs)
+            crossing = None if at.crossing is None else -at.crossing
+            weights[site] = fold_dense(weight, at.weight, carried, crossing, writes, deltas, inputs).squeeze(1)
+            if carried is not None and at.momentum is not None and at.gathers is not None:
+                gathers = limit * at.gathers
+                momentum[site] = fold_dense(carried, at.momentum, None, None, gathers, deltas, inputs).squeeze(1)
         return FastWeights(weights, momentum, entries=self._with_entries(weights))
 
     def _with_columns(self, weight: Tensor, scale: Tensor, contributions: Tensor) -> Tensor:
@@ -114,20 +114,6 @@ class Linear:
         for site in self.kernels.keys() - self.factors.keys():
             weights[site] = torch.nn.functional.pad(weights[site], (0, new.shape[1]))
         return Entries(torch.cat([entries.keys, new], dim=1), entries.pairs)
-
-
-def _fold(
-    base: Tensor,
-    scale: Tensor,
-    other: Tensor | None,
-    other_scale: Tensor | None,
-    coefficients: Tensor,
-    deltas: Tensor,
-    inputs: Tensor,
-) -> Tensor:
-    """`fold_dense` at one token (R, out, in): scales (R,), coefficients (R, N)."""
-    other_scale = None if other_scale is None else other_scale[:, None]
-    return fold_dense(base, scale[:, None], other, other_scale, coefficients[:, None], deltas, inputs).squeeze(1)
 
 
 class Muon:
@@ -226,10 +212,10 @@ class Muon:
             for site in self.factors:
                 weights[site], momentum[site] = _kept(self.stacks[site]), _kept(self.gathered[site])
         else:
-            rows = self.coefficients.map(lambda leaf: at_token(leaf, last)[:, None])
+            at = self.coefficients.map(lambda leaf: at_token(leaf, last)[:, None])
             for site in self.factors:
-                weights[site] = self._weights_at(site, rows.weight, rows.updates)[:, 0]
-                momentum[site] = self._momentum_at(site, rows.momentum, rows.gathers)[:, 0]
+                weights[site] = self._weights_at(site, at.weight, at.updates).squeeze(1)
+                momentum[site] = self._momentum_at(site, at.momentum, at.gathers).squeeze(1)
         return FastWeights(weights, momentum, at_token(self.coefficients.pending, last))
 
 

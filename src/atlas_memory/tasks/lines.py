@@ -39,7 +39,7 @@ def answer_text(answer: str) -> str:
 def hidden_lines(
     told: Sequence[Line], length: int, background: Background, seed: str, gaps: Callable[[int], list[int]]
 ) -> Iterator[Line]:
-    """Lines, whose texts have no space before them yet, in a background: `length` GPT-2-equivalent tokens of everything.
+    """Lines, with no space before them yet, in a background: `length` GPT-2-equivalent tokens of everything.
 
     gaps: of a number of background sentences, in which gap each line goes, in order.
     """

@@ -69,31 +69,41 @@ def needle_sample(
 ) -> Sample:
     """A needle after a share `depth` of the haystack's sentences. length: GPT-2-equivalent tokens of everything."""
     _check(task, depth)
-    kind = TASKS[task]
     place = f"needle {task} {length} {depth} {seed} {number}"
-    draw = random.Random(place)
-    value = (
-        str(draw.randrange(10**6, 10**7))
-        if kind.values == "numbers"
-        else str(uuid.UUID(int=draw.getrandbits(128), version=4))
-    )
-    words = {
-        "values": kind.values,
-        "one": _ONE[kind.values],
-        "word": f"{draw.choice(_FIRST.split())}-{draw.choice(_SECOND.split())}",
-    }
-    source = Noise() if kind.noise or background is None else background
-    pieces = functools.partial(_pieces, words, value, source, place, length, depth)
+    (needle,) = draw_needles(task, 1, random.Random(place))
+    source = Noise() if TASKS[task].noise or background is None else background
+    sentences = functools.partial(source.sentences, place)
+    pieces = functools.partial(at_depth, needle.text, depth, length, sentences, needle.question, needle.before)
     # Room for a word or two before the value.
-    return Sample(pieces, value, contains, extra_tokens=16)
+    return Sample(pieces, needle.value, contains, extra_tokens=16)
 
 
-def _pieces(
-    words: dict[str, str], value: str, source: Background, seed: str, length: int, depth: float
-) -> Iterator[str]:
-    before, question = BEFORE.format(**words), QUESTION.format(**words)
-    needle = NEEDLE.format(value=value, **words)
-    return at_depth(needle, depth, length, functools.partial(source.sentences, seed), question, before)
+class Needle(NamedTuple):
+    """A needle, what stands before the text it is in, and the question for its value."""
+
+    text: str
+    before: str
+    question: str
+    value: str
+
+
+def draw_needles(task: str, number: int, draw: random.Random) -> list[Needle]:
+    """Needles of different words."""
+    values, words, made = TASKS[task].values, set[str](), list[Needle]()
+    first, second = _FIRST.split(), _SECOND.split()
+    while len(made) < number:
+        value = (
+            str(draw.randrange(10**6, 10**7))
+            if values == "numbers"
+            else str(uuid.UUID(int=draw.getrandbits(128), version=4))
+        )
+        word = f"{draw.choice(first)}-{draw.choice(second)}"
+        if word not in words:
+            words.add(word)
+            parts = {"values": values, "one": _ONE[values], "word": word, "value": value}
+            text, before, question = (form.format(**parts) for form in (NEEDLE, BEFORE, QUESTION))
+            made.append(Needle(text, before, question, value))
+    return made
 
 
 def _check(task: str, depth: float) -> None:
