@@ -20,8 +20,8 @@ from atlas_memory.tasks.results import Report, Result
 STUDY = long_texts.Study(models=("titans",), tasks=("qa1",), lengths=(0,), samples=4)
 
 
-def report(right: int, facts: str = "one") -> Report:
-    settings = {"facts": "a.txt", "facts_digest": facts, "model_digest": f"{right}", "batch": right + 1}
+def report(right: int, facts: str = "one", **more: Any) -> Report:
+    settings = {"facts": "a.txt", "facts_digest": facts, "model_digest": f"{right}", "batch": right + 1, **more}
     result = Result("qa1", 0, 4, right / 4, 0.0, 1.0, 1.0, 1.0, 10.0, 10.0)
     return Report("babilong", f"runs/{right}", settings, [result])
 
@@ -48,6 +48,18 @@ def test_runs_of_a_study_of_long_texts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "more" / RESULTS).read_text(encoding="utf-8")) == json.loads(
         (tmp_path / "all" / RESULTS).read_text(encoding="utf-8")
     )
+
+
+def test_the_table_tells_which_runs_were_read_in_which_precision(tmp_path: Path) -> None:
+    one = long_study(tmp_path / "one", {"titans-seed0": report(2, precision="bfloat16")})
+    study = dataclasses.replace(STUDY, models=("window",), precision="bfloat16")
+    other = long_study(tmp_path / "other", {"window-seed0": report(4, precision="float32")}, study)
+    for round_of_merging in ([one, other], [tmp_path / "all" / RESULTS, other]):
+        merge(round_of_merging, tmp_path / "all")
+        table = (tmp_path / "all" / TABLE).read_text(encoding="utf-8")
+        assert table.endswith("\n\nRead in bfloat16: titans-seed0; in float32: window-seed0.\n")
+        assert table.count("Read in") == 1
+    assert "Read in" not in (tmp_path / "one" / TABLE).read_text(encoding="utf-8")
 
 
 def test_other_settings_and_other_results_are_refused(tmp_path: Path) -> None:

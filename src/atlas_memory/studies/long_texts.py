@@ -149,9 +149,18 @@ def write_results(
         runs = Runs([reports[name] for name in names if name in reports], sum(name in diverged for name in names))
         if runs.reports or runs.diverged:
             models[model] = runs
-    write_whole(out / TABLE, markdown(models, study.tasks, study.lengths, notes))
+    write_whole(out / TABLE, markdown(models, study.tasks, study.lengths, [*notes, *_precisions(reports)]))
     if reports:
         figures.compare({name: runs.together() for name, runs in models.items() if runs.reports}, out / FIGURE)
+
+
+def _precisions(reports: Mapping[str, Report]) -> list[str]:
+    """Which runs were read in which precision, where they differ."""
+    runs: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        runs.setdefault(str(report.settings.get("precision")), []).append(name)
+    read = "; ".join(f"in {precision}: {', '.join(names)}" for precision, names in runs.items())
+    return [f"Read {read}."] if len(runs) > 1 else []
 
 
 def base_recipe(study: Study) -> Recipe:

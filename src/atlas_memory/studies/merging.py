@@ -42,7 +42,7 @@ def _read(file: Path) -> Content:
 
 def _merge_long_texts(contents: Sequence[Content], out: Path) -> None:
     studies = [long_texts.Study(**_tuples(content["study"])) for content in contents]
-    _check_same(studies, ("models", "seeds", "repeated", "batch", "facts", "background"))
+    _check_same(studies, ("models", "seeds", "repeated", "batch", "precision", "facts", "background"))
     reports = _together(
         (name, Report.from_dict(report)) for content in contents for name, report in content[long_texts.REPORTS].items()
     )
@@ -98,8 +98,9 @@ def _check_same(studies: Sequence[Any], varying: Sequence[str]) -> None:
 
 
 def _samples(report: Report) -> dict[str, Any]:
-    """What a report's answers depend on besides its model."""
-    return {name: value for name, value in by_content(report.settings).items() if name not in (*PACE, "model" + DIGEST)}
+    """What a report's answers depend on besides its model, and the precision it is read in, which the table tells."""
+    others = (*PACE, "precision", "model" + DIGEST)
+    return {name: value for name, value in by_content(report.settings).items() if name not in others}
 
 
 def _together(runs: Iterable[tuple[Name, Run]]) -> dict[Name, Run]:
