@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from atlas_memory import Memory, MemorySpec, MemoryState, Monitors, presets
-from atlas_memory.ops import memorize
+from atlas_memory.ops import engine, memorize
 from tests.support import (
     CHUNK,
     assert_close,
@@ -238,6 +238,34 @@ def test_memories_at_rest_pass_by_what_is_not_written(
         expected, after = memory.reference(x, begun)
         y, state = memory(x, begun)
     assert counted.tokens == WORKED[preset][writes]
+    assert_close(y, expected, "answers")
+    assert_states_close(state, after)
+
+
+@pytest.mark.parametrize("answered", [None, CHUNK + 1])
+@pytest.mark.parametrize("preset", ["ttt", "swla", "omeganet"])
+def test_chunks_between_writes_are_only_read(
+    preset: str, answered: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six chunks the second and the fifth are written in."""
+    memory = _sparing_memory(preset, **({"window": 3} if presets.make(preset).window > 1 else {}))
+    x, steps = torch.cat([_written(3 * CHUNK, CHUNK + 1, CHUNK + 2)] * 2, dim=1), []
+    monkeypatch.setattr(engine, "_step", lambda *a, take=engine._step: (steps.append(1), take(*a))[1])
+    with torch.no_grad():
+        expected, after = memory.reference(x)
+        y, state = memory(x, answered=answered)
+    assert len(steps) == 2
+    assert_close(y, expected[:, 0 if answered is None else 5 * CHUNK - 1 :], "answers")
+    assert_states_close(state, after)
+
+
+def test_weights_beyond_the_ball_are_drawn_back_where_nothing_is_written() -> None:
+    memory = _sparing_memory("omeganet", retraction=0.1)
+    with torch.no_grad():
+        expected, after = memory.reference(_written(3 * CHUNK, 0, 0))
+        y, state = memory(_written(3 * CHUNK, 0, 0))
+        begun = memory.initial()["up"].norm() * 3**0.5  # of three rows
+    assert after.tensors["weights.up"].norm() < 0.9 * begun
     assert_close(y, expected, "answers")
     assert_states_close(state, after)
 

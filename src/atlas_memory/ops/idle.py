@@ -24,8 +24,12 @@ GRAIN = 256
 
 
 def idle(spec: MemorySpec, gates: Gates) -> Tensor | None:
-    """Of every token, in the shape of its gates, whether it changes no state whatever; None: there is no saying."""
-    changes = spec.carries_momentum or spec.retracts or spec.kernel or not spec.exact
+    """Of every token, in the shape of its gates, whether it changes no weights; None: there is no saying.
+
+    (A state begins inside its ball, and what was retracted once stays as it is at the next chunk's end. Exact memories
+    may be taken in other chunks than they are retracted at.)
+    """
+    changes = spec.carries_momentum or spec.kernel or (spec.exact and spec.retracts)
     return None if changes else _still(spec, gates)
 
 
