@@ -148,7 +148,7 @@ class _Iteration(torch.autograd.Function):
             product_gradient = torch.bmm(gradient, matrix.mT)
             gram_gradient = _block_backward(product_gradient, block, trace)
             gradient = torch.bmm(trace[-1][2], gradient)  # Q is symmetric
-            gradient.baddbmm_(gram_gradient + gram_gradient.mT, matrix)
+            gradient = torch.baddbmm(gradient, gram_gradient + gram_gradient.mT, matrix)
         return gradient, None
 
 

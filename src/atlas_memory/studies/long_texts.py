@@ -51,8 +51,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated_deltanet": _after_attention("gated_deltanet", key_width=32, **HARD),
     "titans": _after_attention("titans", **DEEP),
     "omeganet": _after_attention("omeganet", **DEEP),
-    # With an update in 64 tokens attention knows what the memory learns next, whose gates close before it is heard. With
-    # keys of 32, whose features are 561 wide, Newton–Schulz at every chunk makes a step five times as long.
+    # With an update in 64 tokens attention knows what the memory learns next, whose gates close before it is heard.
+    # With keys of 32, whose features are 561 wide, Newton–Schulz at each chunk makes a step five times as long.
     "atlas": _after_attention("atlas", interval=16, **DEEP | {"key_width": 16, "value_width": 32}),
     # A sliding window in the memory's place, with its short convolution: attention alone is slow to learn to bind.
     "window": _after_attention("transformer", key_width=32, horizon=64),
