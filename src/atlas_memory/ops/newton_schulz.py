@@ -37,8 +37,10 @@ _GRAM_STEPS = 3
 Coefficients = tuple[float, float, float]
 
 
-def newton_schulz(matrix: Tensor, steps: int = 5, floor: float = 1e-6) -> Tensor:
-    """Approximate polar factor of `matrix` (..., M, N) after `steps` iterations.
+def newton_schulz(
+    matrix: Tensor, steps: int = 5, floor: float = 1e-6, polynomials: Sequence[Coefficients] | None = None
+) -> Tensor:
+    """Approximate polar factor of `matrix` (..., M, N) after `steps` iterations, or after those of `polynomials`.
 
     `floor` is added to the norm the matrix is divided by: an empty matrix gives an empty answer, not a random
     orthogonal one. Differentiable; the backward pass recomputes the iterates instead of storing them.
@@ -53,8 +55,8 @@ def newton_schulz(matrix: Tensor, steps: int = 5, floor: float = 1e-6) -> Tensor
     if matrix.numel() == 0:
         return matrix.clone()
     if matrix.shape[-2] > matrix.shape[-1]:  # the iteration runs on the rows: let them be the short side
-        return newton_schulz(matrix.mT, steps, floor).mT
-    return _iterate(_normalise(matrix, floor), schedule(steps))
+        return newton_schulz(matrix.mT, steps, floor, polynomials).mT
+    return _iterate(_normalise(matrix, floor), schedule(steps) if polynomials is None else polynomials)
 
 
 def schedule(steps: int) -> list[Coefficients]:

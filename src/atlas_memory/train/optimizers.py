@@ -11,6 +11,7 @@ from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.memory import InitialWeights, Memory
 from atlas_memory.layers.mixers import TokenStack
 from atlas_memory.layers.norm import RMSNorm
+from atlas_memory.train.muon import Muon
 from atlas_memory.train.recipe import OptimizerConfig
 
 
@@ -94,9 +95,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
     optimizers: list[torch.optim.Optimizer] = []
     if matrices := groups(muon=True):
         # Scaled to the root mean square of AdamW's steps, one learning rate serves both.
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=config.lr, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(Muon(matrices, lr=config.lr, momentum=config.momentum))
     if others := groups(muon=False):
         optimizers.append(torch.optim.AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps))
     return optimizers
