@@ -78,31 +78,34 @@ def _sentences(file: Path, begin: int) -> Iterator[str]:
         rest, first = "", begin > 0
         while block := content.read(_BLOCK):
             block += content.readline(_BLOCK)  # to the end of a line, which a sentence may end with
-            *whole, rest = _split(rest + decoder.decode(block))
-            if first and whole:
-                whole, first = whole[1:], False
+            pieces = _split(rest + decoder.decode(block))
+            rest = next(pieces)
+            for after in pieces:
+                if not first:
+                    yield from _kept(rest)
+                rest, first = after, False
             if len(rest) > LONGEST:
-                whole, rest = [*whole, rest], ""
-            yield from _kept(whole)
-        yield from _kept([] if first else [rest + decoder.decode(b"", final=True)])
+                yield from _kept(rest)
+                rest = ""
+        if not first:
+            yield from _kept(rest + decoder.decode(b"", final=True))
 
 
-def _split(text: str) -> list[str]:
-    """Sentences, without the white space between them; the last one may go on."""
-    sentences, begin = [], 0
+def _split(text: str) -> Iterator[str]:
+    """Sentences, without the white space between them, found when asked for; the last one may go on."""
+    begin = 0
     for end in _END.finditer(text):
         at, after = end.start(), end.start(1)
         if text[at] != "." or after > at + 1 or not _TITLE.search(text, max(at - 4, 0), at):
-            sentences.append(text[begin:after])
+            yield text[begin:after]
             begin = end.end()
-    return [*sentences, text[begin:]]
+    yield text[begin:]
 
 
-def _kept(sentences: list[str]) -> Iterator[str]:
-    for sentence in sentences:
-        text = " ".join(sentence.split())
-        if len(text) >= SHORTEST:
-            yield text[:LONGEST]
+def _kept(sentence: str) -> Iterator[str]:
+    text = " ".join(sentence.split())
+    if len(text) >= SHORTEST:
+        yield text[:LONGEST]
 
 
 class MadeUp:
