@@ -15,9 +15,10 @@ from atlas_memory.tasks import figures, mad, mqar, needle
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate, finished_report, load_report
+from atlas_memory.tasks.evaluation import Request, evaluate, finished_report, load_report
 from atlas_memory.tasks.lengths import parse_counts
 from atlas_memory.tasks.merging import merge
+from atlas_memory.tasks.precision import AUTO, PRECISIONS, chosen_precision
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell
 
@@ -28,7 +29,11 @@ Out = Annotated[Path, typer.Option(help="JSON file for the results; a figure is 
 Samples = Annotated[int, typer.Option(help="Samples of each task and length.")]
 Batch = Annotated[int, typer.Option(help="Samples read side by side.")]
 Precision = Annotated[
-    str, typer.Option(help=f"One of {', '.join(PRECISIONS)}; memories stay in float32.", metavar="NAME")
+    str,
+    typer.Option(
+        help=f"One of {', '.join(PRECISIONS)}, or {AUTO}: what is faster here. Memories stay in float32.",
+        metavar="NAME",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives every model the same samples.")]
 Lengths = Annotated[str, typer.Option(help="Lengths in GPT-2 tokens (4.2 characters), such as 0k,4k,128k,1M,10M.")]
@@ -49,7 +54,7 @@ def babilong(
     lengths: Lengths = "0k,4k",
     samples: Samples = 100,
     batch: Batch = 8,
-    precision: Precision = PRECISIONS[0],
+    precision: Precision = AUTO,
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(TASKS)}.")] = ",".join(TASKS[:5]),
     facts: Annotated[str, typer.Option(help=f"simulator, or bAbI files: {Paths}.")] = SIMULATOR,
@@ -79,7 +84,7 @@ def niah(
     lengths: Lengths = "2k,4k,8k,16k",
     samples: Samples = 10,
     batch: Batch = 8,
-    precision: Precision = PRECISIONS[0],
+    precision: Precision = AUTO,
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(needle.TASKS)}.")] = ",".join(needle.TASKS),
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
@@ -192,7 +197,7 @@ def _run(
 ) -> None:
     try:
         _check_out(out)
-        request = Request(name, model, cells(), out, settings, batch, precision=precision)
+        request = Request(name, model, cells(), out, settings, batch, precision=chosen_precision(precision))
         report = None if again else finished_report(request)
         if report is None:
             if out.exists() and not again:

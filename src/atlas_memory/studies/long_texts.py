@@ -21,8 +21,9 @@ from atlas_memory.tasks import figures
 from atlas_memory.tasks.babilong import stream
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import PRECISIONS, Request, evaluate, finished_report
+from atlas_memory.tasks.evaluation import Request, evaluate, finished_report
 from atlas_memory.tasks.files import find_files
+from atlas_memory.tasks.precision import PRECISIONS
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell
 from atlas_memory.train import Recipe, load_recipe

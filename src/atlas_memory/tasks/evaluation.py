@@ -29,13 +29,13 @@ from atlas_memory.models.shipped import SHIPPED, model_folder
 from atlas_memory.tasks.babilong.facts import facts_digest
 from atlas_memory.tasks.background import background_digest
 from atlas_memory.tasks.lengths import tokens_of
+from atlas_memory.tasks.precision import PRECISIONS
 from atlas_memory.tasks.reading import Reader, TokenRow, answer_tokens, make_reader, room_of
 from atlas_memory.tasks.results import DIGEST, PACE, Report, Result, by_content, peak_rss_mb, wilson
 from atlas_memory.tasks.samples import Cell, Sample
 from atlas_memory.tasks.work import Finished, WorkFolder
 
 SAVE_EVERY = 120.0  # seconds between two saves of the memory
-PRECISIONS = ("float32", "bfloat16")  # bfloat16: by autocast, memories stay in float32
 STEP = 1024  # tokens of a row read at once: enough for a thread with rows of its own, few enough for its cache
 _MODEL_FILES = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")  # whatever its answers depend on
 _SAMPLE_FILES = {"facts": facts_digest, "background": background_digest, "book": background_digest}  # by setting
