@@ -24,6 +24,7 @@ from atlas_memory.models import shipped
 from atlas_memory.tasks.evaluation import Request, load_report
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.needle import DEPTHS
+from atlas_memory.tasks.precision import PRECISIONS
 from atlas_memory.tasks.samples import up_to_stop
 from atlas_memory.train import DivergedError
 from atlas_memory.train.plot import figure_class
@@ -163,7 +164,7 @@ def test_curves_are_shown_of_the_model_they_were_measured_on(
         (model, "One fact, accuracy against length, measured just now"),
         (shipped.model_folder("window"), "One fact, accuracy against length, measured just now"),
     ):
-        assert demonstrating._figures(folder, tmp_path, "builtin")["accuracy.png"].startswith(told)
+        assert demonstrating._figures(folder, tmp_path, "builtin", "float32")["accuracy.png"].startswith(told)
         assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -249,9 +250,9 @@ def test_shipped_results_are_of_the_shipped_model() -> None:
         assert {"facts_digest", "background_digest", "precision"} <= report.settings.keys()
 
 
-def wrong_and_asked(model: str, length: int) -> tuple[int, int]:
+def wrong_and_asked(model: str, length: int, precision: str = "float32") -> tuple[int, int]:
     """Questions of five scenes that a shipped model answers wrongly, and all of them."""
-    show, answers = Show(shipped.model_folder(model)), []
+    show, answers = Show(shipped.model_folder(model), precision), []
     for seed in range(5):
         made = Scene(length, seed=seed)
         list(show.read(made))
@@ -259,8 +260,9 @@ def wrong_and_asked(model: str, length: int) -> tuple[int, int]:
     return sum(not answer.right for answer in answers), len(answers)
 
 
-def test_the_shipped_model_answers() -> None:
-    wrong, asked = wrong_and_asked("shipped", length=2000)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_shipped_model_answers(precision: str) -> None:
+    wrong, asked = wrong_and_asked("shipped", length=2000, precision=precision)
     assert wrong <= 1 and asked >= 15
 
 

@@ -26,6 +26,7 @@ from atlas_memory.tasks.background import BUILTIN
 from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.files import find_files
 from atlas_memory.tasks.lengths import characters_of, parse_counts
+from atlas_memory.tasks.precision import AUTO, chosen_precision
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.work import work_folder
 from atlas_memory.train import DivergedError, load_recipe
@@ -65,14 +66,15 @@ def demo(
             find_files("book", book, TEXT_SUFFIXES)
         scene = Scene(length, book, seed)
         folder = _trained(out) if train else model_folder(model or DEFAULT)
-        ours, reading = _read(scene, folder)
+        precision = chosen_precision(AUTO)
+        ours, reading = _read(scene, folder, precision)
         rival = Show(model_folder(RIVAL))
         near = _asked(rival, Scene(0, book, seed))  # the facts alone
         far = _asked(rival, scene, last=round(characters_of(_reach(rival))))  # of the text, all that it can see
         answers = list(zip(ours.ask(scene.questions), far, strict=True))
         console.print(_table(answers))
         out.mkdir(parents=True, exist_ok=True)
-        drawn = _figures(folder, out, book)
+        drawn = _figures(folder, out, book, precision)
         write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading, rival, near))
     except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
@@ -114,9 +116,9 @@ def _trained(out: Path) -> Path:
     return run_training(load_recipe(RECIPE), out / "model", resume=True)
 
 
-def _read(scene: Scene, folder: Path) -> tuple[Show, Reading]:
+def _read(scene: Scene, folder: Path, precision: str) -> tuple[Show, Reading]:
     """Read all of it, showing how."""
-    show = Show(folder)
+    show = Show(folder, precision)
     console.print(
         f"A model of {show.model.num_parameters():,} parameters reads {scene.length:,} tokens; "
         f"{len(scene.facts)} sentences in them are about {len(scene.questions)} people."
@@ -159,12 +161,14 @@ def _table(answers: list[tuple[Answered, Answered]]) -> Table:
     return table
 
 
-def _figures(folder: Path, out: Path, book: str) -> dict[str, str]:
+def _figures(folder: Path, out: Path, book: str, precision: str) -> dict[str, str]:
     """Files in `out` and what they show."""
     cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
     settings = {"book": book, "lengths": NEEDLE_LENGTHS}
     shutil.rmtree(work_folder(out / MEASURED), ignore_errors=True)  # of a demo that was stopped: it takes seconds
-    report = evaluate(Request("one fact", folder, cells, out / MEASURED, settings, batch=NEEDLE_SAMPLES))
+    report = evaluate(
+        Request("one fact", folder, cells, out / MEASURED, settings, batch=NEEDLE_SAMPLES, precision=precision)
+    )
     if folder.resolve() == model_folder(DEFAULT).resolve():
         files = sorted(results_folder().glob("*.json"))
         reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}

@@ -15,6 +15,7 @@ from atlas_memory.demonstration.scene import Question, Scene
 from atlas_memory.models import AtlasCache
 from atlas_memory.models.saved import load_saved
 from atlas_memory.tasks.lengths import tokens_of
+from atlas_memory.tasks.precision import PRECISIONS
 from atlas_memory.tasks.reading import StreamReader, TokenRow, answer_tokens
 from atlas_memory.tasks.samples import Sample, exact_match, up_to_stop
 
@@ -37,10 +38,10 @@ class Answered(NamedTuple):
 
 
 class Show:
-    """A saved model that reads one scene."""
+    """A saved model that reads one scene. precision: it is read in; questions are always in float32."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model = load_saved(folder)
+    def __init__(self, folder: Path, precision: str = PRECISIONS[0]) -> None:
+        self.model, self._half = load_saved(folder), precision == "bfloat16"
         self.tokenizer = load_tokenizer(folder)
         self._encoder = Encoder(self.tokenizer)
         self._cache = AtlasCache(len(self.model.model.layers))
@@ -51,7 +52,7 @@ class Show:
         row = TokenRow(Sample(pieces, "", exact_match), self._encoder)
         self._cache, begin = AtlasCache(len(self.model.model.layers)), time.perf_counter()
         while taken := row.take(STEP) or row.rest():
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half):
                 self.model.read(torch.tensor([taken]), self._cache, step=STEP, progress=False)
             seconds = time.perf_counter() - begin
             yield Reading(tokens_of(row.characters), row.tokens, seconds, self._cache.nbytes)
