@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from torch import Tensor
+
 
 def check_output(path: Path) -> None:
     """Fail before the work, not after it, where the result could not be written."""
@@ -36,6 +39,16 @@ def _check_writable(path: Path, folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ValueError(f"out={str(path)!r} cannot be written: {error}.") from error
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a safetensors file.
+
+    Copied to where torch puts tensors of its own. In the file they begin at any byte, and a product may be summed in
+    another order there: what was saved would go on with other last bits than what was not.
+    """
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -6,11 +6,11 @@ import json
 import os
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from atlas_memory.files import write_whole
+from atlas_memory.files import read_tensors, write_whole
 from atlas_memory.layers.states import AttentionState, BlockState
 from atlas_memory.models.cache import AtlasCache
 from atlas_memory.ops import MemoryState
@@ -41,9 +41,7 @@ def save_cache(cache: AtlasCache, path: str | os.PathLike[str], notes: dict[str,
 def load_cache(path: str | os.PathLike[str]) -> tuple[AtlasCache, dict[str, Any]]:
     """What `save_cache` wrote: the cache and the notes."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"path={str(path)!r} is not a whole safetensors file: {error}.") from error
     if metadata.get("format") != FORMAT:

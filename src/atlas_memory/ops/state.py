@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from atlas_memory.files import write_whole
+from atlas_memory.files import read_tensors, write_whole
 from atlas_memory.ops.entries import retract_site
 from atlas_memory.ops.packing import whole_numbers
 from atlas_memory.spec import MemorySpec
@@ -191,12 +191,10 @@ class MemoryState(Verbs):
         if not Path(path).is_file():
             raise FileNotFoundError(f"path={str(path)!r} is not a file.")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                _check_metadata(metadata, path)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(path)
         except SafetensorError as error:
             raise ValueError(f"path={str(path)!r} is truncated or not a safetensors file: {error}.") from error
+        _check_metadata(metadata, path)
         try:
             state = cls(MemorySpec.from_dict(json.loads(metadata["spec"])), tensors, _read_position(metadata, tensors))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

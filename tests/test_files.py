@@ -8,8 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from atlas_memory.files import check_output, check_output_folder, digest_of, finite, write_json
+from atlas_memory.files import check_output, check_output_folder, digest_of, finite, read_tensors, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +63,13 @@ def test_a_digest_is_of_names_and_contents(tmp_path: Path) -> None:
     assert digest_of(one) == digest_of(other) != digest_of(one[::-1])
     other[0].write_text("3")  # of the same size
     assert digest_of(one) != digest_of(other)
+
+
+def test_tensors_of_a_file_lie_where_torch_puts_its_own(tmp_path: Path) -> None:
+    """At any other address a product may be summed in another order."""
+    tensors = {str(size): torch.randn(size) for size in range(1, 12)}
+    save_file(tensors, tmp_path / "tensors", metadata={"format": "pt"})
+    metadata, read = read_tensors(tmp_path / "tensors")
+    assert metadata == {"format": "pt"}
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    assert {tensor.data_ptr() % 64 for tensor in read.values()} == {torch.empty(1).data_ptr() % 64}
