@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory import Memory, MemorySpec, MemoryState, presets
-from atlas_memory.layers.memory import InitialWeights
+from atlas_memory.layers.initial_weights import InitialWeights
 from atlas_memory.ops import Gates
 
 # Of the comparison of a fast path with the definition, in float64.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from atlas_memory import Memory, MemorySpec, MemoryState, Monitors, presets
 from atlas_memory.ops import memorize
+from atlas_memory.ops.features import feature_map
 from tests.support import (
     CHUNK,
     assert_close,
@@ -89,16 +90,36 @@ def test_convolution_of_any_width(preset: str, convolution: int) -> None:
     assert_close(torch.cat([first, second], dim=1), whole, "outputs")
 
 
-def test_wide_features_start_from_thin_factors() -> None:
-    """Thousands of initial parameters, not millions; and the state holds their product."""
+def test_wide_features_start_from_a_few_pairs() -> None:
+    """Thousands of initial parameters, not millions; and the state holds the weights they are."""
     memory = Memory(16, 2, "atlas", key_width=16, initial_rank=3)
-    assert set(memory.initial.left) == {"up"}
+    assert set(memory.initial.keys) == set(memory.initial.vectors) == {"up"}
     assert set(memory.initial.full) == {"down"}
     weight = memory.initial()["up"]
     assert weight.shape == (2, 32, 153)
-    assert torch.linalg.matrix_rank(weight[0]) == 3
     _, state = memory(torch.randn(1, 1, 16))
     assert_close(state.tensors["weights.up"][0], weight)
+
+    memory, x = memory.double(), F.normalize(torch.randn(2, 50, 16, dtype=torch.float64), dim=-1)
+    weight = memory.initial()["up"]
+    keys = 4 * F.normalize(memory.initial.keys["up"], dim=-1)
+    feature = feature_map(memory.spec, None, x)
+    assert_close(feature.expand(x) @ weight.mT, feature.kernel(x, keys) @ memory.initial.vectors["up"].mT)
+
+
+def test_infinite_features_start_from_as_many_pairs_as_wanted() -> None:
+    memory = Memory(16, 2, "deep_transformer", key_width=4, initial_pairs=200)
+    assert memory.initial()["up"].shape == (2, 8, 200)
+    assert memory(torch.randn(1, 3, 16))[0].isfinite().all()
+
+
+def test_what_wide_features_start_from_tells_keys_apart() -> None:
+    """Hidden units have unit variance over random keys, and no mean that all keys share."""
+    memory = Memory(16, 8, "omeganet", key_width=32)
+    x = F.normalize(torch.randn(4000, 32), dim=-1)
+    hidden = feature_map(memory.spec, memory._coefficients(), x).expand(x) @ memory.initial()["up"].mT  # (H, N, hidden)
+    assert hidden.square().mean().item() == pytest.approx(1, rel=0.15)
+    assert hidden.mean(1).square().mean().item() < 0.02
 
 
 # Recall.

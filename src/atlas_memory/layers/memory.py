@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from atlas_memory.checks import check_whole
 from atlas_memory.layers.gates import TokenGates
 from atlas_memory.layers.groups import read_in_groups
+from atlas_memory.layers.initial_weights import RANK, InitialWeights
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import Gates, MemoryState, Monitors, memorize, memorize_reference, recall
-from atlas_memory.ops.call import without_autocast
-from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
+from atlas_memory.ops.features import starting_coefficients, starting_sharpness
 from atlas_memory.ops.idle import busy_tokens, faded_momentum
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
@@ -41,17 +41,14 @@ LARGEST_ROOT = 1000**0.5
 # Of attention, by default.
 ROTARY = 10_000.0
 
-# Initial weights of layers that see more features than this are products of two thin factors.
-WIDEST_FULL_INITIAL = 128
-
 
 class Memory(nn.Module):
     """A neural long-term memory as a token mixer: (B, T, dim) → (B, T, dim), and a state of constant size.
 
     preset: a name of `presets.names()`; any field of MemorySpec can be overridden by keyword. spec: given instead of a
     preset. convolution: width of the causal convolution, 1 for none. initial_rank: of the initial weights of layers
-    that see wide features. rotary: the base of rotary positions, None for none; memories with infinite features have
-    them unless told otherwise, as attention does.
+    that see wide features: how many pairs they are made of. rotary: the base of rotary positions, None for none;
+    memories with infinite features have them unless told otherwise, as attention does.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class Memory(nn.Module):
         *,
         spec: MemorySpec | None = None,
         convolution: int = 4,
-        initial_rank: int = 16,
+        initial_rank: int = RANK,
         rotary: float | str | None = "fitting",
         **overrides: Any,
     ) -> None:
@@ -86,7 +83,7 @@ class Memory(nn.Module):
         self.gates = TokenGates(self.spec, dim, heads)
         self.coefficients: nn.Parameter | None = None
         if self.spec.feature == "polynomial":
-            self.coefficients = nn.Parameter(torch.tensor(taylor_coefficients(self.spec.degree)))
+            self.coefficients = nn.Parameter(torch.tensor(starting_coefficients(self.spec.degree)))
         if self.spec.feature == "exponential":  # the root of the sharpness
             self.coefficients = nn.Parameter(torch.full((1,), math.sqrt(starting_sharpness(self.spec))))
         self.initial = InitialWeights(self.spec, heads, initial_rank)
@@ -344,45 +341,6 @@ def _check_answered(answered: int, x: Tensor, mask: Tensor | None, cu_seqlens: A
         raise ValueError(f"answered={answered} is for rows without padding; leave out mask and cu_seqlens.")
     if isinstance(x, Tensor) and x.ndim == 3 and answered > x.shape[1]:
         raise ValueError(f"answered={answered} must be at most the {x.shape[1]} tokens of x.")
-
-
-class InitialWeights(nn.Module):
-    """The weights a memory starts reading with: {site: (H, out, in)}, slow parameters like any other.
-
-    A matrix memory starts empty, as published. Deep ones start as random networks that give hidden units unit variance,
-    and say nothing: what a network says before it was written to is louder than the first facts, and gates that are
-    learned then close (docs/findings.md). Where the features are wide, the first layer is the product of two thin
-    factors, which costs thousands of parameters, not millions.
-    """
-
-    def __init__(self, spec: MemorySpec, heads: int, rank: int = 16) -> None:
-        super().__init__()
-        self.spec, self.heads = spec, heads
-        self.full = nn.ParameterDict()
-        self.left, self.right = nn.ParameterDict(), nn.ParameterDict()
-        if spec.network == "matrix":
-            return
-        if spec.kernel:
-            self.full["pairs"] = nn.Parameter(torch.randn(heads, spec.initial_pairs, spec.key_width))
-        for site, (rows, columns) in spec.site_shapes().items():
-            if site == "down":
-                self.full[site] = nn.Parameter(torch.zeros(heads, rows, columns))
-            elif columns <= WIDEST_FULL_INITIAL:
-                self.full[site] = nn.Parameter(torch.randn(heads, rows, columns))
-            else:
-                self.left[site] = nn.Parameter(torch.randn(heads, rows, rank))
-                self.right[site] = nn.Parameter(torch.randn(heads, rank, columns) / math.sqrt(rank))
-
-    def forward(self) -> dict[str, Tensor] | None:
-        if self.spec.network == "matrix":
-            return None
-        some = next(iter(self.full.values()))
-        with without_autocast(some):  # they are read with in the working precision
-            weights = {site: left @ self.right[site] for site, left in self.left.items()}
-            weights |= dict(self.full.items())  # compilers take no ParameterDict for a mapping
-        if self.spec.kernel:  # keys, like any other
-            weights["pairs"] = normalise(weights["pairs"])
-        return weights
 
 
 def _starting_convolution(channels: int, width: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlas_memory.layers import Block
-from atlas_memory.layers.memory import InitialWeights
+from atlas_memory.layers.initial_weights import InitialWeights
 from atlas_memory.models.configuration_atlas import AtlasConfig
 from atlas_memory.models.modeling_atlas import AtlasForCausalLM
 

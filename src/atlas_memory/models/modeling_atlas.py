@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from atlas_memory.layers import Attention, Block, BlockState, Memory
-from atlas_memory.layers.memory import InitialWeights
+from atlas_memory.layers.initial_weights import InitialWeights
 from atlas_memory.layers.mixers import TokenStack, real_tokens
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.models.cache import AtlasCache

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from atlas_memory.layers.gates import TokenGates
-from atlas_memory.layers.memory import InitialWeights, Memory
+from atlas_memory.layers.initial_weights import InitialWeights
+from atlas_memory.layers.memory import Memory
 from atlas_memory.layers.mixers import TokenStack
 from atlas_memory.layers.norm import RMSNorm
 from atlas_memory.train.muon import Muon
