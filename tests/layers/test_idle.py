@@ -108,7 +108,7 @@ def test_chunks_between_writes_are_only_read(
     """Of six chunks the second and the fifth are written in."""
     memory = _sparing_memory(preset, **({"window": 3} if presets.make(preset).window > 1 else {}))
     x, steps = torch.cat([_written(3 * CHUNK, CHUNK + 1, CHUNK + 2)] * 2, dim=1), []
-    monkeypatch.setattr(engine, "_step", lambda *a, take=engine._step: (steps.append(1), take(*a))[1])
+    monkeypatch.setattr(engine, "take_step", lambda *a, take=engine.take_step: (steps.append(1), take(*a))[1])
     with torch.no_grad():
         expected, after = memory.reference(x)
         y, state = memory(x, answered=answered)

@@ -191,8 +191,8 @@ def test_only_the_other_chunks_are_worked_on(monkeypatch: pytest.MonkeyPatch) ->
         sizes.append(len(chunks.keys))
         return prepare(model, chunks, size)
 
-    prepare = engine._prepare_chunks
-    monkeypatch.setattr(engine, "_prepare_chunks", counted)
+    prepare = engine.prepare_chunks
+    monkeypatch.setattr(engine, "prepare_chunks", counted)
     problem = _still(make_problem(MemorySpec(**{**SMALL, "network": "matrix", "optimizer": "gd"}), count=24), 4, 15)
     with torch.no_grad():
         read(memorize, problem)
