@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,13 +10,13 @@ import torch.nn.functional as F
 from atlas_memory import MemorySpec, presets
 from atlas_memory.layers.initial_weights import InitialWeights
 from atlas_memory.ops import Gates, memorize, recall
-from atlas_memory.ops.features import starting_coefficients, taylor_coefficients
+from atlas_memory.ops.features import taylor_coefficients
 from benchmarks.registry import Measured, Run, measurement
 
 FACTS, TOKENS = 64, 1024
 
 
-def recalled(spec: MemorySpec, coefficients: Sequence[float], seed: int) -> float:
+def recalled(spec: MemorySpec, seed: int) -> float:
     """The share of facts whose value is the nearest to what is recalled for their key."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -32,42 +31,30 @@ def recalled(spec: MemorySpec, coefficients: Sequence[float], seed: int) -> floa
     momentum = torch.zeros_like(step) if spec.carries_momentum else None
     window = F.pad(torch.ones_like(step)[..., None], (0, spec.window - 1)) if spec.window > 1 else None
     gates = Gates(retention=torch.ones_like(step), momentum=momentum, step=step, window=window)
-    scaled = F.normalize(torch.tensor(coefficients), dim=0) if coefficients else None
+    polynomial = spec.feature == "polynomial"
+    coefficients = F.normalize(torch.tensor(taylor_coefficients(spec.degree)), dim=0) if polynomial else None
     with torch.no_grad():
         initial = InitialWeights(spec, heads=1)()
-        _, state = memorize(spec, keys, keys, values, gates, initial, coefficients=scaled)
-        answers = recall(spec, keys[:, places], state, coefficients=scaled)[0, :, 0]
+        _, state = memorize(spec, keys, keys, values, gates, initial, coefficients=coefficients)
+        answers = recall(spec, keys[:, places], state, coefficients=coefficients)[0, :, 0]
     nearest = (answers @ values[0, places, 0].T).argmax(-1)
     return float((nearest == torch.arange(FACTS)).float().mean())
 
 
-def mean_recalled(run: Run, spec: MemorySpec, coefficients: Sequence[float]) -> Measured:
-    shares = [recalled(spec, coefficients, seed) for seed in range(run.repetitions(10))]
+def mean_recalled(run: Run, spec: MemorySpec) -> Measured:
+    shares = [recalled(spec, seed) for seed in range(run.repetitions(10))]
     return Measured(sum(shares) / len(shares), {"shares": shares})
 
 
-# Name → what is compared, the memory, and a polynomial's coefficients.
-MEMORIES: dict[str, tuple[str, MemorySpec, Sequence[float]]] = {
-    "titans.centred_gelu": ("`titans`", presets.make("titans"), ()),
-    "titans.gelu": ("`titans`, activation gelu", presets.make("titans", activation="gelu"), ()),
-    "gated_deltanet": ("`gated_deltanet`", presets.make("gated_deltanet"), ()),
-    "titans.narrow": (
-        "`titans` without residual, keys of 32, 64 hidden units",
-        presets.make("titans", key_width=32, expansion=2, residual=False),
-        (),
-    ),
-    "omeganet": (
-        "`omeganet` without residual, keys of 32, 64 hidden units",
-        presets.make("omeganet", residual=False),
-        starting_coefficients(2),
-    ),
-    "omeganet.taylor": (
-        "`omeganet`, the same with the exponential's coefficients",
-        presets.make("omeganet", residual=False),
-        taylor_coefficients(2),
-    ),
+_NARROW = {"key_width": 32, "expansion": 2, "residual": False}
+MEMORIES: dict[str, tuple[str, MemorySpec]] = {  # name → what is compared, and the memory
+    "titans.centred_gelu": ("`titans`", presets.make("titans")),
+    "titans.gelu": ("`titans`, activation gelu", presets.make("titans", activation="gelu")),
+    "gated_deltanet": ("`gated_deltanet`", presets.make("gated_deltanet")),
+    "titans.narrow": ("`titans`, keys of 32, 64 hidden units, no residual", presets.make("titans", **_NARROW)),
+    "omeganet.narrow": ("`omeganet`, keys of 32, 64 hidden units, no residual", presets.make("omeganet", **_NARROW)),
 }
-for name, (words, spec, coefficients) in MEMORIES.items():
+for name, (words, spec) in MEMORIES.items():
     measurement(f"facts.{name}", f"{words}: of {FACTS} facts among {TOKENS} tokens, recalled", "%")(
-        partial(mean_recalled, spec=spec, coefficients=coefficients)
+        partial(mean_recalled, spec=spec)
     )

@@ -27,6 +27,7 @@ class InitialWeights(nn.Module):
     and say nothing: what a network says before it was written to is louder than the first facts, and gates that are
     learned then close (docs/findings.md). Where the features are wide, the first layer is that of a few (key, vector)
     pairs, as that of an infinite one is: features of learned keys, which cost thousands of parameters, not millions.
+    A polynomial's constant, the same for all keys, drops out of it.
     """
 
     def __init__(self, spec: MemorySpec, heads: int, rank: int = RANK) -> None:

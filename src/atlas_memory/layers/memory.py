@@ -24,7 +24,7 @@ from atlas_memory.layers.groups import read_in_groups
 from atlas_memory.layers.initial_weights import RANK, InitialWeights
 from atlas_memory.layers.rotary import angles, rotate
 from atlas_memory.ops import Gates, MemoryState, Monitors, memorize, memorize_reference, recall
-from atlas_memory.ops.features import starting_coefficients, starting_sharpness
+from atlas_memory.ops.features import starting_sharpness, taylor_coefficients
 from atlas_memory.ops.idle import busy_tokens, faded_momentum
 from atlas_memory.ops.packing import Packing, joined_tail
 from atlas_memory.ops.stability import all_finite, cap, normalise, root_mean_square_norm
@@ -83,7 +83,7 @@ class Memory(nn.Module):
         self.gates = TokenGates(self.spec, dim, heads)
         self.coefficients: nn.Parameter | None = None
         if self.spec.feature == "polynomial":
-            self.coefficients = nn.Parameter(torch.tensor(starting_coefficients(self.spec.degree)))
+            self.coefficients = nn.Parameter(torch.tensor(taylor_coefficients(self.spec.degree)))
         if self.spec.feature == "exponential":  # the root of the sharpness
             self.coefficients = nn.Parameter(torch.full((1,), math.sqrt(starting_sharpness(self.spec))))
         self.initial = InitialWeights(self.spec, heads, initial_rank)

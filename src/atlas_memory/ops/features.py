@@ -15,9 +15,6 @@ from torch import Tensor
 from atlas_memory.ops.stability import safe_norm
 from atlas_memory.spec import MemorySpec
 
-# Of c_i in a layer that has learned nothing yet: this much less for every degree below the highest.
-LOWER_DEGREE = 0.3
-
 
 class Feature(Protocol):
     def expand(self, x: Tensor) -> Tensor:
@@ -143,14 +140,6 @@ def starting_sharpness(spec: MemorySpec) -> float:
 
 def taylor_coefficients(degree: int) -> list[float]:
     return [1 / math.sqrt(math.factorial(i)) for i in range(degree + 1)]
-
-
-def starting_coefficients(degree: int) -> list[float]:
-    """Where a layer's c_i start: the highest degree tells keys apart, a constant makes all of them alike.
-
-    See docs/findings.md.
-    """
-    return [LOWER_DEGREE ** (degree - i) for i in range(degree + 1)]
 
 
 def _tables_on(width: int, degree: int, like: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
