@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from atlas_memory.tasks.babilong.facts import TASKS, Story, read_stories
-from atlas_memory.tasks.babilong.language import read_question, read_sentence
+from atlas_memory.tasks.babilong.language import Event, read_question, read_sentence
 from atlas_memory.tasks.babilong.solver import Answer, Solver
 from atlas_memory.tasks.babilong.stories import simulate
 from tests.conftest import SHARED
@@ -43,6 +43,7 @@ def counts(stories: list[Story]) -> dict[str, Counter[object]]:
         for name in (
             *("forms", "kinds", "people", "same person again", "first question after", "questions apart", "questions"),
             *("answers", "supports", "nearest support", "first support", "second support", "third support"),
+            *("gift after gift", "things between two", "word of the answer"),
         )
     }
     for story in stories:
@@ -50,6 +51,10 @@ def counts(stories: list[Story]) -> dict[str, Counter[object]]:
         found["kinds"].update(event.kind for event in events)
         found["people"].update(event.subject for event in events)
         found["same person again"].update(a.subject == b.subject for a, b in itertools.pairwise(events))
+        gifts = [event for event in events if event.kind == "gave"]
+        found["gift after gift"].update(again(a, b) for a, b in itertools.pairwise(gifts))
+        between = Counter((giver, receiver) for giver, receiver, _ in {(e.subject, e.second, e.first) for e in gifts})
+        found["things between two"][max(between.values(), default=0)] += 1
         for sentence, event in zip(story.sentences, events, strict=True):
             for word in filter(None, event[1:]):
                 sentence = sentence.replace(word, "·")
@@ -61,12 +66,21 @@ def counts(stories: list[Story]) -> dict[str, Counter[object]]:
             before = question.asked_after
             found["questions"][read_question(question.text).kind] += 1
             found["answers"][question.answer] += 1
+            for support in question.supports[:1]:
+                words = (events[support].subject, events[support].first, events[support].second)
+                found["word of the answer"][words.index(question.answer) if question.answer in words else None] += 1
             found["supports"][min(len(question.supports), 5)] += 1
             ages = [min(question.asked_after - support, 8) for support in question.supports]
             found["nearest support"][min(ages)] += 1
             for name, age in zip(("first support", "second support", "third support"), ages, strict=False):
                 found[name][age] += 1
     return found
+
+
+def again(one: Event, other: Event) -> tuple[bool, ...]:
+    """What is the same in two gifts: the thing, and who gives to whom, as before or straight back."""
+    to, back = (one.subject, one.second), (one.second, one.subject)
+    return one.first == other.first, (other.subject, other.second) == to, (other.subject, other.second) == back
 
 
 def distance(one: Counter[object], other: Counter[object]) -> float:

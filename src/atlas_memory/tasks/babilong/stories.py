@@ -184,20 +184,15 @@ def _map_story(draw: random.Random) -> Story:
     middle, *ends = draw.sample(PLACES, 3)
     sides = list(zip(ends, (direction, OPPOSITE[direction]), strict=True))
     draw.shuffle(sides)
-    sentences = [
-        f"The {end} is {side} of the {middle}."
-        if draw.random() < 2 / 3
-        else f"The {middle} is {OPPOSITE[side]} of the {end}."
-        for end, side in sides
-    ]
+    told = [(end, side, middle) if draw.random() < 2 / 3 else (middle, OPPOSITE[side], end) for end, side in sides]
     support = draw.randrange(2)
-    end, side = sides[support]
-    about, answer, towards = (middle, end, side) if draw.random() < 2 / 3 else (end, middle, OPPOSITE[side])
+    answer, side, about = told[support]  # what a sentence begins with is what is asked for
     if draw.random() < 0.5:
-        text = QUESTIONS["what lies"].format(towards, about)
+        text = QUESTIONS["what lies"].format(side, about)
     else:
-        text = QUESTIONS["lies of what"].format(about, OPPOSITE[towards])
-    return Story(tuple(sentences), (Question(text, answer, (support,), 2),))
+        text = QUESTIONS["lies of what"].format(about, OPPOSITE[side])
+    sentences = tuple(f"The {one} is {side} of the {other}." for one, side, other in told)
+    return Story(sentences, (Question(text, answer, (support,), 2),))
 
 
 _MOVES = {"moved": 5}

@@ -63,7 +63,7 @@ class World:
         if kind == "dropped":
             return bool(self.carried_by(person))
         if kind == "gave":
-            return bool(self.carried_by(person)) and bool(self._beside(person))
+            return self.holder.get(self._gift()) == person
         return True
 
     def _within_reach(self, person: str) -> list[str]:
@@ -71,6 +71,10 @@ class World:
 
     def _beside(self, person: str) -> list[str]:
         return [other for other in self.people if other != person and self.places[other] == self.places[person]]
+
+    def _gift(self) -> str:
+        """What would be given next: of all that is carried beside somebody, the first; the public files have it so."""
+        return next((thing for thing in OBJECTS if thing in self.holder and self._beside(self.holder[thing])), "")
 
     def _tell(self, kind: str, subject: str, first: str, second: str = "") -> Told:
         self.told.append(Told(len(self.told), kind, subject, first, second))
@@ -121,8 +125,8 @@ class World:
         return self._handle(person, told)
 
     def give(self, person: str) -> Told:
-        """The first of what somebody carries, to the first of those beside them: the public files have it so."""
-        told = self._tell("gave", person, self.carried_by(person)[0], self._beside(person)[0])
+        """To the first of those beside them."""
+        told = self._tell("gave", person, self._gift(), self._beside(person)[0])
         self._handle(person, told)
         return self._receive(told.second, told)
 
