@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from atlas_memory.cli import app, demonstrating
 from atlas_memory.demonstration import Answered, Question, Scene, Show, scene
+from atlas_memory.demonstration.figures import make_figures
 from atlas_memory.demonstration.page import WITHOUT, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.models import shipped
@@ -130,7 +131,7 @@ def test_the_page_opens_in_a_browser_with_its_figures(tmp_path: Path) -> None:
 
 
 def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_memory.cli.demonstrating.NEEDLE_LENGTHS", (200,))
+    monkeypatch.setattr(demonstrating, "LENGTHS", (200,))
     out = tmp_path / "demo"
     result = CliRunner().invoke(app, ["demo", "--model", str(model), "--tokens", "1k", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -154,17 +155,14 @@ def test_the_command_leaves_a_page_and_figures(model: Path, tmp_path: Path, monk
     assert result.exit_code == 2 and "model='absent' has no config.json" in result.output
 
 
-def test_curves_are_shown_of_the_model_they_were_measured_on(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demonstrating, "NEEDLE_LENGTHS", (0,))
-    monkeypatch.setattr(demonstrating, "NEEDLE_SAMPLES", 1)
+def test_curves_are_shown_of_the_model_they_were_measured_on(model: Path, tmp_path: Path) -> None:
+    cells = needle_cells((0,), 1)
     for folder, told in (
         (shipped.model_folder("shipped"), "BABILong, accuracy of the shipped model"),
         (model, "One fact, accuracy against length, measured just now"),
         (shipped.model_folder("window"), "One fact, accuracy against length, measured just now"),
     ):
-        assert demonstrating._figures(folder, tmp_path, "builtin", "float32")["accuracy.png"].startswith(told)
+        assert make_figures(folder, cells, tmp_path, "builtin", "float32")["accuracy.png"].startswith(told)
         assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -205,13 +203,14 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unread")
 def test_what_cannot_be_written_is_found_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
-    file.write_text("")
+    file.write_text(" ")
     for out in (file, file / "below"):
         assert "file' is a file. It should be a folder" in refused("--out", out)
     assert "out='/proc/demo' cannot be written" in refused("--out", "/proc/demo")
     assert "model='window' has no memory" in refused("--out", tmp_path / "demo", "--model", "window")
     assert "tokens='0' must be one length of at least 1" in refused("--out", tmp_path / "demo", "--tokens", "0")
     assert "book='/absent'" in refused("--out", tmp_path / "demo", "--book", "/absent")
+    assert "has no sentences of ten tokens" in refused("--out", tmp_path / "demo", "--book", file)
     assert "must not both be given" in refused("--out", tmp_path / "demo", "--train", "--model", "shipped")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'atlas-memory[figures]'" in refused("--out", tmp_path / "demo")
@@ -229,7 +228,7 @@ def test_a_training_that_diverges_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_a_result_that_cannot_be_written_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demonstrating, "NEEDLE_LENGTHS", (200,))
+    monkeypatch.setattr(demonstrating, "LENGTHS", (200,))
     (tmp_path / "needle.json").mkdir()
     assert "needle.json' is a folder" in refused("--out", tmp_path, "--model", model)
 
@@ -278,5 +277,5 @@ def test_what_a_window_does_not_see_makes_no_difference() -> None:
     show, made = Show(shipped.model_folder("window")), Scene(length=3000)
     list(show.read(made))
     whole = show.ask(made.questions)
-    *_, reading = show.read(made, last=round(characters_of(demonstrating._reach(show))))
+    *_, reading = show.read(made, last=round(characters_of(show.reach)))
     assert show.ask(made.questions) == whole and reading.tokens < 500

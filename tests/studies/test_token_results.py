@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def entry(
 def test_tables() -> None:
     sizes = markdown([entry("a", MQAR, 8, 0.25), entry("a", MQAR, 16, 0.5), entry("b", MQAR, 8, 1.0)])
     assert "| `a` | 25.0 % (8.0 kB) | 50.0 % (16.0 kB) | 37.5 % |" in sizes
-    assert "| `b` | 100.0 % (8.0 kB) | – | 100.0 % |" in sizes
+    assert "| `b` | 100.0 % (8.0 kB) | – | – |" in sizes  # a mean of other columns would be no comparison
     tasks = markdown([entry("a", "memorization", 16, 0.25), entry("a", "compression", 16, 0.75)])
     assert "| `a` | 25.0 % | 75.0 % | 50.0 % |" in tasks
     one, other = entry("a", "memorization", 16, 0.5), entry("a", "memorization", 16, 0.0, seed=1, diverged=True)
@@ -54,6 +55,12 @@ def test_bars_stand_around_the_name_of_their_task(models: int, tmp_path: Path, m
         edges = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars[place :: len(tasks)]]
         assert statistics.mean(sum(pair) / 2 for pair in edges) == pytest.approx(place)
         assert max(right for _, right in edges) - min(left for left, _ in edges) < 1  # apart from the next task's
+
+
+def test_what_was_not_measured_has_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [entry("a", "memorization", 16, 0.5), entry("a", "compression", 16, 0.0), entry("b", "memorization", 16, 1)]
+    heights = [bar.get_height() for bar in drawn(found, tmp_path / FIGURE, monkeypatch).patches]
+    assert heights[:3] == [0.5, 0.0, 1.0] and math.isnan(heights[3])
 
 
 def test_a_line_goes_through_the_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

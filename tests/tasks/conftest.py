@@ -10,6 +10,8 @@ import torch
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
 from atlas_memory.data.tokenizers import byte_tokenizer
+from atlas_memory.tasks.babilong import stream
+from atlas_memory.tasks.evaluation import Request
 
 
 def save_small(folder: Path, vocabulary: int) -> Path:
@@ -50,6 +52,13 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     GPT2LMHeadModel(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def request(model: Path, out: Path, **fields: Any) -> Request:
+    """A small one, of BABILong."""
+    chosen = {"lengths": [0, 300], "samples": 3, "tasks": ["qa1", "qa5"]}
+    cells = stream.cells(**chosen)  # type: ignore[arg-type]
+    return Request(**{"name": "babilong", "model": model, "cells": cells, "out": out, "settings": chosen, **fields})
 
 
 def without_times(report: dict[str, Any]) -> dict[str, Any]:

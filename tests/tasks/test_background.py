@@ -31,6 +31,15 @@ def test_names_may_have_commas(tmp_path: Path) -> None:
     assert find_files("background", f"{tmp_path},{tmp_path}", (".txt",)) == [book]
 
 
+def test_lists_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the name of a file may be."""
+    monkeypatch.chdir(tmp_path)
+    books = [Path(f"the book of number {number}.txt") for number in range(20)]
+    for book in books:
+        book.write_text("")
+    assert find_files("background", ",".join(map(str, books)), (".txt",)) == books
+
+
 def test_books_are_read_on_in_whole_sentences(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(TEXT * 30)
     sentences = take(str(tmp_path), "1", 100)
@@ -75,8 +84,15 @@ def test_files_without_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="only empty files"):
         open_background(str(tmp_path))
     (tmp_path / "short.txt").write_text("No. Yes. No. " * 10)
-    with pytest.raises(ValueError, match="no sentences of ten tokens"):
-        next(open_background(str(tmp_path)).sentences("1"))
+    with pytest.raises(ValueError, match="no sentences of ten tokens"):  # before anything is asked for
+        open_background(str(tmp_path))
+
+
+def test_a_book_of_one_sentence_is_one(tmp_path: Path) -> None:
+    sentence = "All that there is in this book is a sentence, which nobody can begin to read in its middle."
+    (tmp_path / "book.txt").write_text(sentence)
+    for seed in range(20):
+        assert take(str(tmp_path), str(seed), 3) == [sentence] * 3
 
 
 def test_made_up_sentences_are_long_enough_and_name_nobody_of_a_task() -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atlas_memory.cli import app, long_contexts
-from atlas_memory.tasks import lm, mad
+from atlas_memory.tasks import lm, mad, precision
 from atlas_memory.tasks.evaluation import Request
 from atlas_memory.tasks.results import Report
 from tests.tasks.conftest import save_small
@@ -61,7 +61,10 @@ def test_errors_are_one_line_and_leave_nothing(byte_model: Path, tmp_path: Path)
         (["niah", "--tasks", "single_1,singel_2"], "error: task='singel_2' is not a choice"),
         (["niah", "--depths", "0,50"], "error: depth=50.0 must lie between 0"),
         (["mqar", "--scale", "huge"], "error: scale='huge' is not a choice"),
-        (["mqar", "--seed", "-1"], "error: seed=-1 must be a whole number of at least 0"),
+        (["niah", "--seed", "-1"], "error: seed=-1 must be a whole number from 0 to 2**32 - 1"),
+        (["mqar", "--seed", "4294967296"], "error: seed=4294967296 must be a whole number from 0 to"),
+        (["mad", "--seed", "-1"], "error: seed=-1 must be a whole number from 0 to"),
+        (["mad", "--tasks", "compression"], f"error: model='{byte_model}' has no compression_decoder.safetensors"),
         (["mad", "--tasks", "sorting"], "error: task='sorting' is not a choice"),
     ):
         code, _, stderr = run("eval", *arguments, "--model", byte_model, "--out", out)
@@ -107,6 +110,37 @@ def test_what_is_finished_is_not_repeated(byte_model: Path, tmp_path: Path, monk
     told = [f"{out} has these results already; --again" in note for note in notes]
     assert told == [False, True, False, True, False]
     assert f"out='{out}' holds something else; --again replaces it." in notes[-1]
+
+
+def test_what_others_have_left_is_not_replaced(byte_model: Path, tmp_path: Path) -> None:
+    one, both, kept = (tmp_path / name for name in ("one.json", "both.json", "kept.json"))
+    command = ("eval", "babilong", "--model", byte_model, "--samples", "1", "--lengths", "0k", "--out")
+    kept.with_suffix(".png").write_text("a picture")
+    code, _, stderr = run(*command, kept)
+    assert code == 2 and "kept.png'; choose another name" in stderr and not kept.exists()
+
+    assert run(*command, one)[0] == 0
+    kept.write_text("something else")
+    code, _, stderr = run("eval", "merge", one, "--out", kept)
+    assert code == 2 and "holds something else; --again replaces it" in stderr
+    assert kept.read_text() == "something else"
+    for arguments in ((one, "--out", both), (one, "--out", both), (one, "--out", kept, "--again")):
+        assert run("eval", "merge", *arguments)[0] == 0
+    assert kept.read_text() == both.read_text()
+
+
+def test_the_precision_is_that_of_the_work_that_is_gone_on_with(
+    byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the machine is today."""
+    out = tmp_path / "out.json"
+    command = ("eval", "babilong", "--model", byte_model, "--samples", "1", "--lengths", "0k", "--out", out)
+    for faster in (True, False):
+        monkeypatch.setattr(precision, "_half_is_faster", lambda faster=faster: faster)
+        code, _, stderr = run(*command)
+        assert code == 0, stderr
+    assert "has these results already" in stderr
+    assert json.loads(out.read_text())["settings"]["precision"] == "bfloat16"
 
 
 def test_perplexities_as_json(byte_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

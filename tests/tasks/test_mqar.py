@@ -69,7 +69,7 @@ def test_cells_and_errors() -> None:
     assert made[0].examples is not None and made[0].examples() is made[0].examples()  # made once
     with pytest.raises(ValueError, match="lengths: 100 is not in scale='small'; accepted: 64, 128"):
         cells([100])
-    with pytest.raises(ValueError, match="seed=-1 must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="seed=-1 must be a whole number from 0 to"):
         cells(seed=-1)
     with pytest.raises(ValueError, match="scale='huge' is not a choice; allowed: public, small"):
         cells(scale="huge")

@@ -54,6 +54,13 @@ def test_means_stand_below_what_they_are_of(details: dict[str, Any]) -> None:
     assert columns["low–high"][-2] == f"{100 * low:.1f}–{high:.1%}"
 
 
+def test_a_task_at_several_depths_has_a_mean_of_its_own_at_each_length() -> None:
+    columns = {str(c.header): list(c.cells) for c in report({"depth": 0.0}, {"depth": 1.0}).table().columns}
+    assert columns["task"][-4:] == ["qa1, mean", "qa1, mean", "qa2, mean", "qa2, mean"]
+    assert columns["length"][-4:] == ["0K", "4K", "0K", "4K"]
+    assert columns["accuracy"][-4:] == ["20.0%", "40.0%", "80.0%", "70.0%"] and len(columns["task"]) == 12
+
+
 def test_a_mean_is_as_uncertain_as_its_smallest_samples() -> None:
     def of(*samples: int) -> Mean:
         return mean([Result("qa1", 0, n, 0.5, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0) for n in samples])

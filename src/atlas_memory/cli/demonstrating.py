@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -16,27 +14,21 @@ from rich.text import Text
 from atlas_memory.cli.application import app, console, refused, speak
 from atlas_memory.data.options import TEXT_SUFFIXES
 from atlas_memory.demonstration import Answered, Scene, Show
-from atlas_memory.demonstration.page import WITH_MEMORY, WITHOUT, write_page
+from atlas_memory.demonstration.figures import CURVES, LENGTHS, MEASURED, NEEDLE, SAMPLES, SHIPPED, make_figures
+from atlas_memory.demonstration.page import WITH_MEMORY, WITHOUT, numbers, write_page
 from atlas_memory.demonstration.scene import needle_cells
 from atlas_memory.demonstration.show import Reading
 from atlas_memory.files import check_output_folder
-from atlas_memory.models.shipped import model_folder, results_folder
-from atlas_memory.tasks import figures
+from atlas_memory.models.shipped import model_folder
 from atlas_memory.tasks.background import BUILTIN
-from atlas_memory.tasks.evaluation import Request, evaluate
 from atlas_memory.tasks.files import find_files
 from atlas_memory.tasks.lengths import characters_of, parse_counts
 from atlas_memory.tasks.precision import AUTO, chosen_precision
-from atlas_memory.tasks.results import Report
-from atlas_memory.tasks.work import work_folder
 from atlas_memory.train import DivergedError, load_recipe
 from atlas_memory.train import train as run_training
 from atlas_memory.train.plot import figure_class
 
-RECIPE, DEFAULT, RIVAL = "demo", "shipped", "window"
-NEEDLE_LENGTHS, NEEDLE_SAMPLES = (1000, 4000, 16_000), 4
-CURVES, NEEDLE, PAGE = "accuracy.png", "needle.png", "index.html"
-MEASURED = "needle.json"  # the first that a demo leaves in its folder
+RECIPE, RIVAL, PAGE = "demo", "window", "index.html"
 
 
 @app.command()
@@ -46,7 +38,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Other facts at other places.", min=0)] = 0,
     model: Annotated[
-        str | None, typer.Option(help=f"Folder of another model with a memory; {DEFAULT} unless given.")
+        str | None, typer.Option(help=f"Folder of another model with a memory; {SHIPPED} unless given.")
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="Train a small model first, and show that one.")] = False,
 ) -> None:
@@ -64,18 +56,18 @@ def demo(
         figure_class()  # raises where there could be no figures in the end
         if book != BUILTIN:
             find_files("book", book, TEXT_SUFFIXES)
-        scene = Scene(length, book, seed)
-        folder = _trained(out) if train else model_folder(model or DEFAULT)
+        scene, needles = Scene(length, book, seed), needle_cells(LENGTHS, SAMPLES, book)
+        folder = _trained(out) if train else model_folder(model or SHIPPED)
         precision = chosen_precision(AUTO)
         ours, reading = _read(scene, folder, precision)
         rival = Show(model_folder(RIVAL))
         near = _asked(rival, Scene(0, book, seed))  # the facts alone
-        far = _asked(rival, scene, last=round(characters_of(_reach(rival))))  # of the text, all that it can see
+        far = _asked(rival, scene, last=round(characters_of(rival.reach)))  # of the text, all that it can see
         answers = list(zip(ours.ask(scene.questions), far, strict=True))
         console.print(_table(answers))
         out.mkdir(parents=True, exist_ok=True)
-        drawn = _figures(folder, out, book, precision)
-        write_page(out / PAGE, scene.facts, answers, drawn, _numbers(length, ours, reading, rival, near))
+        drawn = make_figures(folder, needles, out, book, precision)
+        write_page(out / PAGE, scene.facts, answers, drawn, numbers(length, ours, reading, rival, near))
     except (ValueError, OSError, ImportError, DivergedError) as error:
         raise refused(error) from error
     console.print(f"Open {out / PAGE} to see it again.", markup=False)
@@ -94,21 +86,6 @@ def _one_length(tokens: str) -> int:
     if others or length < 1:
         raise ValueError(f"tokens={tokens!r} must be one length of at least 1.")
     return length
-
-
-def _numbers(length: int, show: Show, reading: Reading, rival: Show, near: list[Answered]) -> dict[str, str]:
-    """As the page names them."""
-    return {
-        "length": f"{length:,}",
-        "parameters": f"{show.model.num_parameters():,}",
-        "own_tokens": f"{reading.tokens:,}",
-        "seconds": f"{reading.seconds:,.1f}",
-        "speed": f"{reading.gpt2_tokens / reading.seconds:,.0f}",
-        "state_bytes": f"{reading.state_bytes:,}",
-        "rival_parameters": f"{rival.model.num_parameters():,}",
-        "rival_reach": f"{_reach(rival):,}",
-        "rival_near": f"{sum(answer.right for answer in near)} of {len(near)}",
-    }
 
 
 def _trained(out: Path) -> Path:
@@ -141,11 +118,6 @@ def _read(scene: Scene, folder: Path, precision: str) -> tuple[Show, Reading]:
     return show, reading
 
 
-def _reach(rival: Show) -> int:
-    """How many tokens back a model of sliding windows sees at most: two in a layer, one of them in a memory's place."""
-    return int(2 * rival.model.config.sliding_window * rival.model.config.num_hidden_layers)
-
-
 def _asked(show: Show, scene: Scene, last: int | None = None) -> list[Answered]:
     """last: as of `Show.read`."""
     for _ in show.read(scene, last):
@@ -159,22 +131,3 @@ def _table(answers: list[tuple[Answered, Answered]]) -> Table:
         said = [Text(a.said or "–", style="green" if a.right else "red") for a in (ours, rival)]
         table.add_row(escape(ours.question.text), escape(ours.question.answer), *said)
     return table
-
-
-def _figures(folder: Path, out: Path, book: str, precision: str) -> dict[str, str]:
-    """Files in `out` and what they show."""
-    cells = needle_cells(NEEDLE_LENGTHS, NEEDLE_SAMPLES, book)
-    settings = {"book": book, "lengths": NEEDLE_LENGTHS}
-    shutil.rmtree(work_folder(out / MEASURED), ignore_errors=True)  # of a demo that was stopped: it takes seconds
-    report = evaluate(
-        Request("one fact", folder, cells, out / MEASURED, settings, batch=NEEDLE_SAMPLES, precision=precision)
-    )
-    if folder.resolve() == model_folder(DEFAULT).resolve():
-        files = sorted(results_folder().glob("*.json"))
-        reports = {file.stem: Report.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files}
-        curves = "BABILong, accuracy of the shipped model against length (docs/results.md)"
-    else:
-        reports, curves = {"one fact, all depths": report}, "One fact, accuracy against length, measured just now"
-    figures.compare(reports, out / CURVES)
-    figures.draw(report, out / NEEDLE)
-    return {CURVES: curves, NEEDLE: "One fact at every depth of texts of different lengths, measured just now"}

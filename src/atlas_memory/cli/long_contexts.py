@@ -21,6 +21,7 @@ from atlas_memory.tasks.merging import merge
 from atlas_memory.tasks.precision import AUTO, PRECISIONS, chosen_precision
 from atlas_memory.tasks.results import Report
 from atlas_memory.tasks.samples import Cell
+from atlas_memory.tasks.work import settings_before
 
 Model = Annotated[
     Path, typer.Option(help=f"Folder of a model and its tokenizer, or one of {', '.join(SHIPPED)}.", metavar="PATH")
@@ -88,9 +89,9 @@ def niah(
     seed: Seed = 0,
     tasks: Annotated[str, typer.Option(help=f"Some of {', '.join(needle.TASKS)}.")] = ",".join(needle.TASKS),
     background: Annotated[str, typer.Option(help=f"builtin, or text files: {Paths}.")] = BUILTIN,
-    depths: Annotated[
-        str, typer.Option(help="Where the needle is: 0 the start of the text, 1 its end.")
-    ] = "0,0.25,0.5,0.75,1",
+    depths: Annotated[str, typer.Option(help="Where the needle is: 0 the start of the text, 1 its end.")] = ",".join(
+        f"{depth:g}" for depth in needle.DEPTHS
+    ),
     again: Again = False,
 ) -> None:
     """RULER's single needles in a haystack, depth by length. Goes on where it was stopped.
@@ -163,7 +164,9 @@ def skills(
 
 @evaluations.command("merge")
 def merge_reports(
-    files: Annotated[list[Path], typer.Argument(help="Results of the evaluations above, of one model.")], out: Out
+    files: Annotated[list[Path], typer.Argument(help="Results of the evaluations above, of one model.")],
+    out: Out,
+    again: Annotated[bool, typer.Option("--again", help="Replace OUT if it is there already.")] = False,
 ) -> None:
     """Put results together: other tasks and lengths, or further samples of the same (babilong --first).
 
@@ -172,10 +175,20 @@ def merge_reports(
     try:
         _check_out(out)
         report = merge([load_report(file) for file in files])
-        write_json(out, report.to_dict())
+        if not _holds(out, report):
+            _check_free(out, again)
+            write_json(out, report.to_dict())
     except (ValueError, OSError) as error:
         raise refused(error) from error
     _show(report, out)
+
+
+def _holds(out: Path, report: Report) -> bool:
+    """Whether it is there already."""
+    try:
+        return load_report(out) == report
+    except (ValueError, OSError):
+        return False
 
 
 def _number(argument: str, text: str) -> float:
@@ -197,17 +210,26 @@ def _run(
 ) -> None:
     try:
         _check_out(out)
-        request = Request(name, model, cells(), out, settings, batch, precision=chosen_precision(precision))
+        precision = chosen_precision(precision, settings_before(out).get("precision"))
+        request = Request(name, model, cells(), out, settings, batch, precision=precision)
         report = None if again else finished_report(request)
         if report is None:
-            if out.exists() and not again:
-                raise ValueError(f"out={str(out)!r} holds something else; --again replaces it.")
+            _check_free(out, again)
             report = evaluate(request)
         else:
             typer.echo(f"{out} has these results already; --again evaluates once more.", err=True)
     except (ValueError, OSError) as error:
         raise refused(error) from error
     _show(report, out)
+
+
+def _check_free(out: Path, again: bool) -> None:
+    """Results of something else are replaced when that is asked for, and a figure that has none never."""
+    if out.exists() and not again:
+        raise ValueError(f"out={str(out)!r} holds something else; --again replaces it.")
+    figure = out.with_suffix(FIGURE)
+    if figure.exists() and not out.exists():
+        raise ValueError(f"out={str(out)!r}: its figure would replace {str(figure)!r}; choose another name.")
 
 
 def _check_out(out: Path) -> None:

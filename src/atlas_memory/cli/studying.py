@@ -17,7 +17,6 @@ from atlas_memory.studies.language_models import MODELS, Study, quick_study, run
 from atlas_memory.studies.merging import merge
 from atlas_memory.tasks import mad
 from atlas_memory.tasks.lengths import parse_count, parse_counts
-from atlas_memory.tasks.precision import chosen_precision
 
 studies = typer.Typer(help="Train and compare many models.", no_args_is_help=True)
 app.add_typer(studies, name="study")
@@ -107,7 +106,7 @@ def study_babilong(
     samples: Annotated[int | None, typer.Option(help="Of each task and length; 25.", min=1)] = None,
     facts: Annotated[str | None, typer.Option(help="As of eval babilong; simulator.")] = None,
     background: Annotated[str | None, typer.Option(help="As of eval babilong; builtin.")] = None,
-    precision: Annotated[str | None, typer.Option(help="As of eval babilong; float32.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of the evaluation; float32, or bfloat16.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples read side by side; 8 unless given.", min=1)] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="A field of the recipe, as loop.steps=500.")
@@ -131,7 +130,7 @@ def study_babilong(
             "samples": samples,
             "facts": facts,
             "background": background,
-            "precision": None if precision is None else chosen_precision(precision),
+            "precision": precision,
             "batch": batch,
             "changes": (*study.changes, *(changes or ())),
         }

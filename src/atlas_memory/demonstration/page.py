@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from atlas_memory.demonstration.show import Answered
+from atlas_memory.demonstration.show import Answered, Reading, Show
 from atlas_memory.files import write_whole
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -32,6 +32,21 @@ def write_page(
         figures="".join(_figure(file, caption) for file, caption in figures.items()),
     )
     write_whole(out, filled)
+
+
+def numbers(length: int, show: Show, reading: Reading, rival: Show, near: list[Answered]) -> dict[str, str]:
+    """Those of the template. near: what the rival says to the facts alone."""
+    return {
+        "length": f"{length:,}",
+        "parameters": f"{show.model.num_parameters():,}",
+        "own_tokens": f"{reading.tokens:,}",
+        "seconds": f"{reading.seconds:,.1f}",
+        "speed": f"{reading.gpt2_tokens / reading.seconds:,.0f}",
+        "state_bytes": f"{reading.state_bytes:,}",
+        "rival_parameters": f"{rival.model.num_parameters():,}",
+        "rival_reach": f"{rival.reach:,}",
+        "rival_near": f"{sum(answer.right for answer in near)} of {len(near)}",
+    }
 
 
 def _row(ours: Answered, rival: Answered) -> str:

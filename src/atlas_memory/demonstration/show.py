@@ -46,6 +46,11 @@ class Show:
         self._encoder = Encoder(self.tokenizer)
         self._cache = AtlasCache(len(self.model.model.layers))
 
+    @property
+    def reach(self) -> int:
+        """How many tokens back a model of windows alone sees at most: two in a layer, one in a memory's place."""
+        return int(2 * self.model.config.sliding_window * self.model.config.num_hidden_layers)
+
     def read(self, scene: Scene, last: int | None = None) -> Iterator[Reading]:
         """Read it from its beginning, a step at a time. last: only so many characters before its end."""
         pieces = scene.pieces if last is None else lambda: _tail(scene, last)

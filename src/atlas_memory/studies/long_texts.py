@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_some, check_whole
 from atlas_memory.data.options import TEXT_SUFFIXES
 from atlas_memory.data.sources import TextFiles
 from atlas_memory.files import write_json, write_whole
@@ -86,7 +86,9 @@ class Study:
     batch: int = 8  # samples read side by side
 
     def __post_init__(self) -> None:
-        for model in self.models or ("",):
+        for name in ("models", "tasks", "lengths"):
+            check_some(name, getattr(self, name))
+        for model in self.models:
             check_choice("model", model, tuple(MODELS))
         for model in self.repeated or ():
             check_choice("repeated", model, self.models)

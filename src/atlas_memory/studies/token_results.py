@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,10 @@ class Measured:
 
 
 def markdown(found: Sequence[Measured]) -> str:
-    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR. Diverged ones are 0."""
+    """Accuracies, the mean over seeds: one row a model; one column a task, or a width of MQAR. Diverged ones are 0.
+
+    Models that lack a column have no mean: it would be of something else than that of the others.
+    """
     tasks = list(dict.fromkeys(entry.task for entry in found))
     widths = sorted({entry.key_width for entry in found})
     columns = [(task, width) for task in tasks for width in widths]
@@ -35,7 +39,8 @@ def markdown(found: Sequence[Measured]) -> str:
     for model in dict.fromkeys(entry.model for entry in found):
         cells = [_cell([e for e in found if (e.model, e.task, e.key_width) == (model, *column)]) for column in columns]
         known = [value for value, _ in cells if value is not None]
-        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {100 * statistics.mean(known):.1f} % |")
+        mean = f"{100 * statistics.mean(known):.1f} %" if len(known) == len(columns) else "–"
+        lines.append(f"| `{model}` | {' | '.join(text for _, text in cells)} | {mean} |")
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +68,8 @@ def figure(found: Sequence[Measured], path: Path) -> None:
         if len(tasks) == 1:
             axes.plot(*zip(*_points(runs), strict=True), "o-", label=model)
         else:
-            means = [statistics.mean([run.accuracy for run in runs if run.task == task] or [0.0]) for task in tasks]
+            of_task = ([run.accuracy for run in runs if run.task == task] for task in tasks)
+            means = [statistics.mean(accuracies or [math.nan]) for accuracies in of_task]  # no bar where there is none
             shift = width * (place - (len(models) - 1) / 2)  # the bars of a task stand around its name
             axes.bar([number + shift for number in range(len(tasks))], means, width, label=model)
     if len(tasks) == 1:

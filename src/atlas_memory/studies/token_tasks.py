@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_some, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.data.folders import replace_folder
 from atlas_memory.files import write_json, write_whole
@@ -74,8 +74,8 @@ class Budget:
         return self.steps if self.epochs is None else math.ceil(self.epochs * examples / self.batch)
 
 
-# What a scale of the tasks is learned with. The public ones are those of Arora et al. and Poli et al., with one of the
-# learning rates that they try for every model.
+# What a scale of the tasks is learned with. Of the public ones passes, batch and width are those of Arora et al. and
+# Poli et al., the learning rate is one of those they try for every model; warm-up, decay and optimizer are ours.
 BUDGETS = {
     "small": {MQAR: Budget(steps=1600), MAD: Budget()},
     "public": {
@@ -116,6 +116,8 @@ class Study:
 
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, tuple(mqar.SCALES))
+        for name in ("models", "tasks", "key_widths"):
+            check_some(name, getattr(self, name))
         for width in self.key_widths:
             check_whole("key_width", width)
         check_whole("seeds", self.seeds)

@@ -23,6 +23,7 @@ BUILTIN = "builtin"
 SHORTEST = 10 * CHARACTERS_A_TOKEN  # characters of ten tokens: shorter sentences are left out
 LONGEST = 2000  # characters; what has no full stop for that long (a table, a list) is cut
 _BLOCK = 2**16  # bytes
+_PAGE = 4096  # bytes: a text no longer than that is read from its beginning, since few sentences begin later
 
 # White space after a full stop, which may stand before a closing quote, but not after a title. Titles are looked for
 # only where a full stop was found: asked at every character, they would make this the slowest part of reading.
@@ -38,7 +39,11 @@ class Background(Protocol):
 
 def open_background(paths: str = BUILTIN) -> Background:
     """`builtin`, or text files: a folder, a glob, or a comma-separated list."""
-    return MadeUp() if paths == BUILTIN else Books(find_files("background", paths, TEXT_SUFFIXES))
+    if paths == BUILTIN:
+        return MadeUp()
+    books = Books(find_files("background", paths, TEXT_SUFFIXES))
+    next(books.sentences(""))  # that there is one is seen before the work, not in the middle of it
+    return books
 
 
 def all_sentences(files: Iterable[Path]) -> Iterator[str]:
@@ -52,7 +57,7 @@ def background_digest(paths: str) -> str:
 
 
 class Books:
-    """A random book from a random place on, then another."""
+    """A random book from a random place on, then another; of a page or less, all."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = [file for file in files if file.stat().st_size]
@@ -64,7 +69,8 @@ class Books:
         while barren < 1000:
             file = draw.choice(self.files)
             barren += 1
-            for sentence in _sentences(file, draw.randrange(file.stat().st_size)):
+            size = file.stat().st_size
+            for sentence in _sentences(file, draw.randrange(size) if size > _PAGE else 0):
                 barren = 0
                 yield sentence
         raise ValueError(f"background={[str(file) for file in self.files]} has no sentences of ten tokens and more.")

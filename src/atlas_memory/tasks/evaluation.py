@@ -121,18 +121,24 @@ def evaluate(request: Request, progress: bool = True) -> Report:
     """Score every cell, write the report to `request.out`, and return it."""
     settings = request.all_settings()
     work = WorkFolder(request.out, settings)
+    batches = [(number, batch) for number, cell in enumerate(request.cells) for batch in _batches(cell, request.batch)]
+    if request.out.exists() and all(work.has(*place) for place in batches):
+        work.start_anew()  # what stands there came of it
     run = _Run(request, work, _Bar(request, work, progress))
     with run.bar.shown:
-        for number, cell in enumerate(request.cells):
-            for batch in range(-(-cell.samples // request.batch)):
-                if not work.has(number, batch):
-                    work.add(run.batch(number, batch))
+        for place in batches:
+            if not work.has(*place):
+                work.add(run.batch(*place))
     results = [_result(cell, number, work.finished) for number, cell in enumerate(request.cells)]
     own = {name: value for name, value in settings.items() if name not in ("evaluation", "model")}
     report = Report(request.name, str(request.model), own, results)
     write_json(request.out, report.to_dict())
     work.remove()
     return report
+
+
+def _batches(cell: Cell, rows: int) -> range:
+    return range(-(-cell.samples // rows))
 
 
 def _result(cell: Cell, number: int, finished: Sequence[Finished]) -> Result:
@@ -166,6 +172,9 @@ class _Run:
         self.request, self.work, self.bar = request, work, bar
         self.model = load_any(request.folder)
         self._reader: Reader | None = None
+        for cell in request.cells:
+            if cell.check is not None:
+                cell.check(self.model)
         _check_token_ids(self.model, [cell for cell in request.cells if cell.sample is None])
         if any(cell.sample is not None for cell in request.cells):
             tokenizer = load_tokenizer(request.folder)
@@ -253,7 +262,7 @@ class _Clock:
 
 
 class _Bar:
-    """Progress over all cells, in the tokens lengths are counted in; the speed is in the model's own."""
+    """Progress over all cells, and its speed, in the tokens lengths are counted in."""
 
     def __init__(self, request: Request, work: WorkFolder, progress: bool) -> None:
         self.shown = Progress(
@@ -270,7 +279,7 @@ class _Bar:
         self._task = self.shown.add_task("reading", total=max(total, done, 1), completed=int(done), speed=0)
 
     def advance(self, entry: Finished, tokens: float) -> None:
-        speed = entry.tokens / max(entry.seconds, 1e-9)
+        speed = (tokens_of(entry.characters) or entry.tokens) / max(entry.seconds, 1e-9)
         cell = self._cells[entry.cell]
         self.shown.update(self._task, advance=tokens, speed=speed, description=f"{cell.task} at {cell.length:,}")
         # Texts may turn out longer than what was asked for: with 0K they always do.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
 
 from atlas_memory.data.options import SourceConfig
@@ -11,7 +12,7 @@ from atlas_memory.data.sources import EmptySourceError, TextFiles
 def find_files(argument: str, paths: str, suffixes: tuple[str, ...]) -> list[Path]:
     """All files in the order given, folders and globs sorted; each name has to match something."""
     found: list[Path] = []
-    parts = [paths] if Path(paths).exists() else [part.strip() for part in paths.split(",")]  # names may have commas
+    parts = [paths] if os.path.exists(paths) else [part.strip() for part in paths.split(",")]  # names may have commas
     for name in parts:
         try:
             found += TextFiles(SourceConfig("text", name, suffixes=suffixes)).files

@@ -54,7 +54,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_seed, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.tasks.samples import Cell, Examples
 
@@ -287,17 +287,22 @@ def hidden_of_mark(model: Any, inputs: Tensor) -> Tensor:
 
 def decoded(model: Any, inputs: Tensor) -> Tensor:
     """(B, T) what the decoder beside a saved model says."""
+    hidden = hidden_of_mark(model, inputs)
+    return decoder_of(model, inputs.shape[1]).to(hidden).forward(hidden).argmax(-1)
+
+
+def decoder_of(model: Any, length: int) -> Decoder:
+    """The one beside a saved model, for so many tokens."""
     folder = Path(model.name_or_path)
     if not (folder / DECODER).is_file():
         raise ValueError(f"model={model.name_or_path!r} has no {DECODER}; train a mad.Decoder with it, and save that.")
     decoder = Decoder.load(folder)
-    if len(decoder.positions) != inputs.shape[1]:
+    if len(decoder.positions) != length:
         raise ValueError(
             f"model={model.name_or_path!r}: its {DECODER} is for {len(decoder.positions)} tokens, but these examples "
-            f"have {inputs.shape[1]}; choose the scale it was trained with."
+            f"have {length}; choose the scale it was trained with."
         )
-    hidden = hidden_of_mark(model, inputs)
-    return decoder.to(hidden).forward(hidden).argmax(-1)
+    return decoder
 
 
 def training(task: str, scale: str = "small", seed: int = 0) -> Examples:
@@ -321,6 +326,7 @@ def cells(
     """
     check_choice("scale", scale, tuple(SCALES))
     check_whole("samples", samples, optional=True)
+    check_seed(seed)
     made = []
     for task in tasks:
         check_choice("task", task, TASKS)
@@ -329,6 +335,9 @@ def cells(
             generate(task, setting, 1, seed)  # lengths that do not do for the task are told of now
             count = samples or setting.test
             examples = functools.cache(functools.partial(generate, task, setting, count, seed))
-            said = decoded if task == "compression" else None
-            made.append(Cell(task, length, count, examples=examples, said=said, vocabulary=setting.vocabulary))
+            cell = Cell(task, length, count, examples=examples, vocabulary=setting.vocabulary)
+            if task == "compression":
+                check = functools.partial(decoder_of, length=length)
+                cell = dataclasses.replace(cell, said=decoded, check=check)
+            made.append(cell)
     return made

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_seed, check_whole
 from atlas_memory.data.batch import IGNORED
 from atlas_memory.tasks.samples import Cell, Examples
 
@@ -127,7 +127,7 @@ def cells(
     """The test settings of a scale; of these lengths, and with as many samples, where they are given."""
     check_choice("scale", scale, tuple(SCALES))
     check_whole("samples", samples, optional=True)
-    check_whole("seed", seed, least=0)
+    check_seed(seed)
     chosen = SCALES[scale]
     known = tuple(dict.fromkeys(setting.length for setting in chosen.test))
     for length in lengths or ():

@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_seed, check_whole
 from atlas_memory.tasks.background import BUILTIN, Background, open_background
 from atlas_memory.tasks.lengths import characters_of
 from atlas_memory.tasks.samples import Cell, Sample, contains, haystack, with_spaces
@@ -145,6 +145,7 @@ def cells(
 ) -> list[Cell]:
     """The grid: every task at every length and depth, `samples` of each."""
     check_whole("samples", samples)
+    check_seed(seed)
     for task, depth in itertools.product(tasks, depths):
         _check(task, depth)
     opened = open_background(background)

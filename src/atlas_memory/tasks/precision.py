@@ -14,10 +14,15 @@ AUTO = "auto"
 _SIZE, _REPETITIONS = 512, 5
 
 
-def chosen_precision(name: str) -> str:
-    """One of PRECISIONS, for `name` or for AUTO; what is chosen is what a report tells."""
+def chosen_precision(name: str, before: str | None = None) -> str:
+    """One of PRECISIONS, for `name` or for AUTO; what is chosen is what a report tells.
+
+    before: what was chosen when work began that is gone on with, where speeds may be others.
+    """
     check_choice("precision", name, (AUTO, *PRECISIONS))
-    return name if name != AUTO else PRECISIONS[_half_is_faster()]
+    if name != AUTO:
+        return name
+    return before if before in PRECISIONS else PRECISIONS[_half_is_faster()]
 
 
 def _half_is_faster() -> bool:

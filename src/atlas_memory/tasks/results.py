@@ -7,7 +7,7 @@ import importlib
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -47,8 +47,9 @@ def wilson(right: float, samples: float, confidence: float = CONFIDENCE) -> tupl
 class Result:
     """One cell.
 
-    length: what was asked for. gpt2_tokens, tokens: means over samples, the model's own tokens second. first: the
-    number of the first sample, which the others follow.
+    length: what was asked for. gpt2_tokens, tokens: means over samples, the model's own tokens second.
+    tokens_per_second: of the model's own, over all rows of a batch. peak_rss_mb: the most memory the process had had
+    by then. first: the number of the first sample, which the others follow.
     """
 
     task: str
@@ -111,13 +112,13 @@ class Report:
     def table(self) -> Table:
         """Narrow, so that it fits a terminal; where it does not, numbers are broken, never the name of a task."""
         extra = list(dict.fromkeys(name for result in self.results for name in result.details))
-        numbers = ("samples", "accuracy", "low–high", "tokens", "tokens/s")
+        numbers = ("samples", "accuracy", "low–high", "own tokens", "own/s")
         memory = max((result.peak_rss_mb for result in self.results), default=0.0)
         table = Table(
             Column("task", no_wrap=True),
             *(Column(name, overflow="fold") for name in ("length", *extra, *numbers)),
             title=escape(f"{self.name}: {self.model}"),
-            caption=f"low–high: {CONFIDENCE:.0%} interval; at most {memory:,.0f} MB of memory",
+            caption=f"low–high: {CONFIDENCE:.0%} interval; own: the model's tokens; at most {memory:,.0f} MB of memory",
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
@@ -132,13 +133,23 @@ class Report:
                 f"{100 * result.low:.1f}–{result.high:.1%}",
                 *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second)),
             )
-        tasks, lengths = ({getattr(result, name) for result in self.results} for name in ("task", "length"))
-        if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
-            table.add_section()
-            for length, found in means(self.results).items():
-                interval = f"{100 * found.low:.1f}–{found.high:.1%}"
-                table.add_row("mean", length_name(length), *("" for _ in extra), "", f"{found.accuracy:.1%}", interval)
+        table.add_section()
+        for name, length, found in self._means():
+            interval = f"{100 * found.low:.1f}–{found.high:.1%}"
+            table.add_row(name, length_name(length), *("" for _ in extra), "", f"{found.accuracy:.1%}", interval)
         return table
+
+    def _means(self) -> Iterator[tuple[str, int, Mean]]:
+        """At each length: of a task that was measured in several ways, or of tasks that were measured in one each."""
+        tasks, lengths = (
+            list(dict.fromkeys(getattr(result, name) for result in self.results)) for name in ("task", "length")
+        )
+        if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
+            yield from (("mean", length, found) for length, found in means(self.results).items())
+        for task in tasks:
+            mine = [result for result in self.results if result.task == task]
+            if len(mine) > len({result.length for result in mine}):
+                yield from ((f"{task}, mean", length, found) for length, found in means(mine).items())
 
 
 def peak_rss_mb() -> float:

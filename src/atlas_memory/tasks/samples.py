@@ -44,6 +44,7 @@ class Cell:
     examples: Callable[[], Examples] | None = None
     # What a model says at every place (N, T) of examples; by default the most likely next token.
     said: Callable[[Any, Tensor], Tensor] | None = None
+    check: Callable[[Any], object] | None = None  # raises if a loaded model cannot be asked, before anything is read
     details: dict[str, Any] = dataclasses.field(default_factory=dict)  # further columns of the result, such as a depth
     first: int = 0  # number of the first sample
     vocabulary: int | None = None  # of token ids: what a model's must have at least

@@ -14,6 +14,8 @@ from atlas_memory.models import AtlasCache
 from atlas_memory.models.cache_file import load_cache, save_cache
 from atlas_memory.tasks.results import by_content
 
+FINISHED, READING = "finished.json", "reading.safetensors"
+
 
 @dataclasses.dataclass
 class Finished:
@@ -33,6 +35,16 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.work")
 
 
+def settings_before(out: Path) -> dict[str, Any]:
+    """Of the result that stands there, or of work on it; empty where there is neither."""
+    for file in (work_folder(out) / FINISHED, out):
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
+        except (ValueError, KeyError, TypeError, OSError):
+            continue
+    return {}
+
+
 class WorkFolder:
     """finished.json: settings and finished batches. reading.safetensors: the memory in the middle of the next one.
 
@@ -42,7 +54,7 @@ class WorkFolder:
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.folder = work_folder(out)
         self._settings = settings
-        self._file, self._cache = self.folder / "finished.json", self.folder / "reading.safetensors"
+        self._file, self._cache = self.folder / FINISHED, self.folder / READING
         self.finished: list[Finished] = []
         if self._file.is_file():
             content = self._read()
@@ -80,15 +92,24 @@ class WorkFolder:
     def save_reading(self, entry: Finished, places: list[dict[str, Any]], cache: AtlasCache) -> None:
         if not self._file.is_file():
             self._write()
-        save_cache(cache, self._cache, {"entry": dataclasses.asdict(entry), "places": places})
+        notes = {"entry": dataclasses.asdict(entry), "places": places, "settings": self._settings}
+        save_cache(cache, self._cache, notes)
 
     def load_reading(self, cell: int, batch: int) -> tuple[Finished, list[dict[str, Any]], AtlasCache] | None:
-        """Where the reading of this batch stood, if it was saved."""
+        """Where the reading of this batch stood, if it was saved, and of this evaluation."""
         if not self._cache.is_file():
             return None
-        cache, notes = load_cache(self._cache)
-        entry = Finished(**notes["entry"])
-        return (entry, notes["places"], cache) if (entry.cell, entry.batch) == (cell, batch) else None
+        try:
+            cache, notes = load_cache(self._cache)
+            entry, places, settings = Finished(**notes["entry"]), notes["places"], notes["settings"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(self._cache)!r} is damaged ({error}); remove the folder to start anew.") from error
+        mine = (entry.cell, entry.batch) == (cell, batch) and by_content(settings) == by_content(self._settings)
+        return (entry, places, cache) if mine else None
+
+    def start_anew(self) -> None:
+        self.remove()
+        self.finished = []
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

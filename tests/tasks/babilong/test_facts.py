@@ -55,8 +55,20 @@ def test_training_files_are_left_out_of_folders_in_a_list(tmp_path: Path) -> Non
     assert measuring_files(f"{first},{second}", "qa1") == [valid[1]]
 
 
-@pytest.mark.parametrize("text", ["Mary moved.\n", "3 Mary moved.\n", "", "1 Where? \tx\t7\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mary moved.\n",
+        "3 Mary moved.\n",
+        "",
+        "1 Where? \tx\t7\n",
+        "1 Mary moved.\n3 Bill moved.\n",  # a line is missing
+        "1 Mary moved.\n2 Where?\tx\t1\n2 Bill moved.\n",  # the first line of a story is
+        "1 Mary moved.\n2 Where?\t\t1\n",
+        "1 Ren\u00e9 moved.\n",  # not in UTF-8
+    ],
+)
 def test_damaged_files(tmp_path: Path, text: str) -> None:
-    (tmp_path / "qa1.txt").write_text(text)
+    (tmp_path / "qa1.txt").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"qa1\.txt"):
         read_stories(tmp_path / "qa1.txt")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from atlas_memory.tasks.babilong.facts import TASKS
 from atlas_memory.tasks.babilong.solver import Solver
-from atlas_memory.tasks.babilong.stream import Facts, cells
+from atlas_memory.tasks.babilong.stream import Facts, cells, scattered
 from atlas_memory.tasks.background import LONGEST, open_background
 from atlas_memory.tasks.lengths import characters_of
 
@@ -39,13 +40,25 @@ def test_without_room_there_are_only_facts() -> None:
 
 
 def test_facts_fall_anywhere() -> None:
-    """Their mean place over many samples is the middle of the text."""
-    places = []
-    for number in range(40):
-        sample, question = Facts("qa1").sample(number, 1000, BACKGROUND), Facts("qa1").question(number)
-        pieces = [piece.strip() for piece in sample.pieces()][:-1]
-        places += [place / len(pieces) for place, piece in enumerate(pieces) if piece in question.sentences]
-    assert 0.4 < sum(places) / len(places) < 0.6
+    """Each in a gap of its own, drawn evenly, the first and the last too; several may fall into one."""
+    sentences, facts, samples = 20, 5, 400
+    drawn = [scattered(facts, str(number))(sentences) for number in range(samples)]
+    assert all(gaps == sorted(gaps) for gaps in drawn)
+    counts = Counter(gap for gaps in drawn for gap in gaps)
+    assert set(counts) == set(range(sentences + 1))
+    expected = samples * facts / (sentences + 1)
+    assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
+    # As many different gaps as of independent draws: 4.54 of 5.
+    apart = sum(len(set(gaps)) for gaps in drawn) / samples
+    assert abs(apart - (sentences + 1) * (1 - (sentences / (sentences + 1)) ** facts)) < 0.15
+
+
+def test_facts_are_told_in_their_gaps() -> None:
+    sample, question = Facts("qa1").sample(3, 1000, BACKGROUND), Facts("qa1").question(3)
+    pieces = [piece.strip() for piece in sample.pieces()][:-1]
+    told = [place for place, piece in enumerate(pieces) if piece in question.sentences]
+    gaps = scattered(len(told), "gaps qa1 1000 0 3")(len(pieces) - len(told))
+    assert told == [gap + before for before, gap in enumerate(gaps)]
 
 
 def test_the_same_for_every_model_and_facts_for_every_length() -> None:

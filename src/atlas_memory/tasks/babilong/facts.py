@@ -79,18 +79,21 @@ def asked(stories: Iterable[Story]) -> Iterator[Asked]:
 def read_stories(path: str | Path) -> list[Story]:
     """The stories of one file."""
     stories: list[_Reading] = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place, separator, rest = line.rstrip("\n").partition(" ")
-            if not separator or not place.isdecimal() or (not stories and place != "1"):
-                raise ValueError(
-                    f"{path}, line {number}: {line.strip()[:60]!r} is not a bAbI line: `ID text`, from ID 1 on."
-                )
-            if place == "1":
-                stories.append(_Reading())
-            stories[-1].add(int(place), rest, f"{path}, line {number}")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place, separator, rest = line.partition(" ")
+        if not separator or not place.isdecimal() or (not stories and place != "1"):
+            raise ValueError(
+                f"{path}, line {number}: {line.strip()[:60]!r} is not a bAbI line: `ID text`, from ID 1 on."
+            )
+        if place == "1":
+            stories.append(_Reading())
+        stories[-1].add(int(place), rest, f"{path}, line {number}")
     if not stories:
         raise ValueError(f"{path} has no stories; accepted: lines `ID text`, ID 1 starting a story.")
     return [reading.story() for reading in stories]
@@ -103,13 +106,19 @@ class _Reading:
         self.sentences: list[str] = []
         self.questions: list[Question] = []
         self._places: dict[int, int] = {}
+        self._last = 0
 
     def add(self, number: int, text: str, where: str) -> None:
+        if number != self._last + 1:
+            raise ValueError(f"{where}: ID {number} follows ID {self._last}; accepted: the next number, or 1.")
+        self._last = number
         if "\t" not in text:
             self._places[number] = len(self.sentences)
             self.sentences.append(text.strip())
             return
         fields = [field.strip() for field in text.split("\t")]
+        if not fields[0] or not fields[1]:
+            raise ValueError(f"{where}: {text!r} lacks a question or its answer.")
         try:
             supports = tuple(self._places[int(support)] for support in (fields[2].split() if fields[2:] else ()))
         except (KeyError, ValueError) as error:

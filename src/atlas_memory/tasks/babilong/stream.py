@@ -21,7 +21,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from atlas_memory.checks import check_choice, check_whole
+from atlas_memory.checks import check_choice, check_seed, check_whole
 from atlas_memory.tasks.babilong.facts import SIMULATOR, TASKS, Asked, asked, measuring_files, read_stories
 from atlas_memory.tasks.babilong.stories import simulate
 from atlas_memory.tasks.background import BUILTIN, Background, open_background
@@ -34,7 +34,7 @@ class Facts:
 
     def __init__(self, task: str, paths: str = SIMULATOR, seed: int = 0) -> None:
         check_choice("task", task, TASKS)
-        check_whole("seed", seed, least=0)
+        check_seed(seed)
         self.task, self.seed, self._paths = task, seed, paths
         self._read: list[Asked] | None = None
         if paths != SIMULATOR:
