@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,3 +127,16 @@ def test_extreme_magnitudes_stay_finite(shape: tuple[int, int], scale: float) ->
 def test_bad_arguments_are_named(arguments: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         newton_schulz(**arguments)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_what_is_worked_on_at_once_makes_no_difference(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(5, 3, 6, dtype=torch.float64, requires_grad=True)
+    expected = newton_schulz(matrix, 5, floor=0.1)
+    (gradient,) = torch.autograd.grad(expected.sin().sum(), matrix)
+    module = importlib.import_module("atlas_memory.ops.newton_schulz")
+    monkeypatch.setattr(module, "_CACHED", at_once * 3 * 6 * 8)
+    assert len(module._parts(matrix)) == -(-5 // at_once)
+    result = newton_schulz(matrix, 5, floor=0.1)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(torch.autograd.grad(result.sin().sum(), matrix)[0], gradient)

@@ -30,6 +30,10 @@ _CONVERGING = (15 / 8, -5 / 4, 3 / 8)
 # A margin on the norm: the widening polynomials are fitted to [0, 1] and grow quickly above it.
 _MARGIN = 1.01
 
+# Bytes of the matrices that a processor works on at once: few enough for its cache, where one matrix passes through all
+# steps before the next begins. Accelerators take all at once.
+_CACHED = 1 << 20
+
 # Steps that may run on the Gram matrix alone before it is formed anew: its rounding errors are relative to the largest
 # squared singular value, and a fresh one, after the small ones have grown, forgets them.
 _GRAM_STEPS = 3
@@ -131,27 +135,45 @@ class _Iteration(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, polynomials: tuple[Coefficients, ...]) -> Tensor:
         ctx.save_for_backward(matrix)
-        ctx.polynomials = polynomials
-        for block in _blocks(polynomials, *matrix.shape[-2:]):
-            matrix = torch.bmm(_block_forward(torch.bmm(matrix, matrix.mT), block)[-1][2], matrix)
-        return matrix
+        ctx.blocks = _blocks(polynomials, *matrix.shape[-2:])
+        return _joined([_iterated(part, ctx.blocks) for part in _parts(matrix)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (matrix,) = ctx.saved_tensors
-        gradient = gradients[0]
-        inputs, traces = [], []
-        for block in _blocks(ctx.polynomials, *matrix.shape[-2:]):
-            trace = _block_forward(torch.bmm(matrix, matrix.mT), block)
-            inputs.append(matrix)
-            traces.append((block, trace))
-            matrix = torch.bmm(trace[-1][2], matrix)
-        for matrix, (block, trace) in zip(reversed(inputs), reversed(traces), strict=True):
-            product_gradient = torch.bmm(gradient, matrix.mT)
-            gram_gradient = _block_backward(product_gradient, block, trace)
-            gradient = torch.bmm(trace[-1][2], gradient)  # Q is symmetric
-            gradient = torch.baddbmm(gradient, gram_gradient + gram_gradient.mT, matrix)
-        return gradient, None
+        parts = zip(_parts(ctx.saved_tensors[0]), _parts(gradients[0]), strict=True)
+        return _joined([_iterated_backward(*part, ctx.blocks) for part in parts]), None
+
+
+def _parts(matrices: Tensor) -> tuple[Tensor, ...]:
+    """(R, M, N) → what is worked on at once."""
+    if not may_look(matrices):
+        return (matrices,)
+    return matrices.split(max(1, _CACHED // (matrices[0].numel() * matrices.element_size())))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _iterated(matrix: Tensor, blocks: Sequence[Sequence[Coefficients]]) -> Tensor:
+    for block in blocks:
+        matrix = torch.bmm(_block_forward(torch.bmm(matrix, matrix.mT), block)[-1][2], matrix)
+    return matrix
+
+
+def _iterated_backward(matrix: Tensor, gradient: Tensor, blocks: Sequence[Sequence[Coefficients]]) -> Tensor:
+    inputs, traces = [], []
+    for block in blocks:
+        trace = _block_forward(torch.bmm(matrix, matrix.mT), block)
+        inputs.append(matrix)
+        traces.append((block, trace))
+        matrix = torch.bmm(trace[-1][2], matrix)
+    for matrix, (block, trace) in zip(reversed(inputs), reversed(traces), strict=True):
+        product_gradient = torch.bmm(gradient, matrix.mT)
+        gram_gradient = _block_backward(product_gradient, block, trace)
+        gradient = torch.bmm(trace[-1][2], gradient)  # Q is symmetric
+        gradient = torch.baddbmm(gradient, gram_gradient + gram_gradient.mT, matrix)
+    return gradient
 
 
 def _block_forward(gram: Tensor, block: Sequence[Coefficients]) -> list[tuple[Tensor, Tensor, Tensor]]:

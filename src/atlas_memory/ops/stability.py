@@ -135,8 +135,8 @@ def step_limit(
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Inner products of matrices (..., M, N): (..., 1, 1)."""
-    return torch.linalg.vecdot(x.flatten(-2), y.flatten(-2))[..., None, None]
+    """Inner products of matrices (..., M, N): (..., 1, 1). No product of their size is made on the way."""
+    return torch.einsum("...mn,...mn->...", x, y)[..., None, None]
 
 
 def squared_norm_bound(weight: Tensor) -> Tensor:
