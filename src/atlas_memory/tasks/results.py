@@ -118,7 +118,7 @@ class Report:
             Column("task", no_wrap=True),
             *(Column(name, overflow="fold") for name in ("length", *extra, *numbers)),
             title=escape(f"{self.name}: {self.model}"),
-            caption=f"low–high: {CONFIDENCE:.0%} interval; own: the model's tokens; at most {memory:,.0f} MB of memory",
+            caption=f"low–high: {CONFIDENCE:.0%} interval, per cent; own: the model's tokens; at most {memory:,.0f} MB of memory",
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
@@ -130,26 +130,30 @@ class Report:
                 *(str(result.details.get(name, "")) for name in extra),
                 f"{result.samples:,}",
                 f"{result.accuracy:.1%}",
-                f"{100 * result.low:.1f}–{result.high:.1%}",
+                _interval(result.low, result.high),
                 *(f"{number:,.0f}" for number in (result.tokens, result.tokens_per_second)),
             )
         table.add_section()
-        for name, length, found in self._means():
-            interval = f"{100 * found.low:.1f}–{found.high:.1%}"
-            table.add_row(name, length_name(length), *("" for _ in extra), "", f"{found.accuracy:.1%}", interval)
+        for name, detail, length, found in self._means():
+            cells = (f"{found.accuracy:.1%}", _interval(found.low, found.high))
+            table.add_row(name, length_name(length), *(detail for _ in extra), "", *cells)
         return table
 
-    def _means(self) -> Iterator[tuple[str, int, Mean]]:
-        """At each length: of a task that was measured in several ways, or of tasks that were measured in one each."""
+    def _means(self) -> Iterator[tuple[str, str, int, Mean]]:
+        """At each length: of tasks that were measured in one way, and of a task that was in several."""
         tasks, lengths = (
             list(dict.fromkeys(getattr(result, name) for result in self.results)) for name in ("task", "length")
         )
         if len(tasks) > 1 and len(self.results) == len(tasks) * len(lengths):
-            yield from (("mean", length, found) for length, found in means(self.results).items())
+            yield from (("mean", "", length, found) for length, found in means(self.results).items())
         for task in tasks:
             mine = [result for result in self.results if result.task == task]
             if len(mine) > len({result.length for result in mine}):
-                yield from ((f"{task}, mean", length, found) for length, found in means(mine).items())
+                yield from ((task, "all", length, found) for length, found in means(mine).items())
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{100 * low:.1f}–{100 * high:.1f}"
 
 
 def peak_rss_mb() -> float:
