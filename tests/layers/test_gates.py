@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory import Memory, MemorySpec, presets
-from atlas_memory.layers.gates import TokenGates
+from atlas_memory.layers.gates import TokenGates, largest_step
 from atlas_memory.ops import Gates
 from tests.support import CHUNK, SMALL, assert_close, small_memory, small_spec, tokens
 
@@ -44,11 +44,11 @@ def _all_values(gates: Gates) -> Tensor:
 
 @pytest.mark.parametrize(("bias", "value"), [(-50.0, 0.0), (50.0, 1.0)])
 def test_hard_gates_reach_their_ends(bias: float, value: float) -> None:
-    """Exactly, and at finite logits; a momentum of one is shortened to the chunk."""
+    """Exactly, and at finite logits; a momentum of one is shortened to the chunk, Muon's step to the interval."""
     spec = small_spec("atlas", gates="hard")
     gates = _gates(spec, bias)(tokens(2, 5))
     for name, gate in gates._asdict().items():
-        end = value * spec.largest_momentum if name == "momentum" else value
+        end = value * {"momentum": spec.largest_momentum, "step": largest_step(spec)}.get(name, 1.0)
         assert torch.equal(gate, torch.full_like(gate, end)), name
 
 
@@ -185,3 +185,18 @@ def test_spec_without_gates_has_no_parameters() -> None:
     gates = TokenGates(MemorySpec(**SMALL, retention="one", step="one"), DIM, HEADS)
     assert list(gates.parameters()) == []
     assert gates(tokens(2, 5)) == Gates()
+
+
+@pytest.mark.parametrize("kind", ["smooth", "hard"])
+def test_muon_takes_steps_of_one_size_whatever_the_interval(kind: str) -> None:
+    """Their sum over an interval starts near one, and is two at most."""
+    for interval in (16, 64):
+        spec = presets.make("atlas", gates=kind, interval=interval, chunk=64)
+        gates, open_ones = TokenGates(spec, DIM, HEADS), TokenGates(spec, DIM, HEADS)
+        assert gates.projection is not None and open_ones.projection is not None
+        torch.nn.init.zeros_(gates.projection.weight)
+        torch.nn.init.constant_(open_ones.projection.bias, 50.0)
+        started, largest = (made(tokens(1, 1, DIM).float()).step for made in (gates, open_ones))
+        assert started is not None and largest is not None
+        assert interval * started.max().item() == pytest.approx(1)
+        assert interval * largest.max().item() == pytest.approx(2)

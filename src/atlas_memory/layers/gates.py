@@ -34,8 +34,9 @@ STEP = 0.1
 # Muon looks at its momentum only once per interval, and must still see the interval's first tokens there: the gate
 # starts at 1 − 1/r, and θ at that share of the largest momentum. With r = b = 64 the first token then counts 14 % of
 # the last; an interval of several chunks sees about its last one. η̄, the steps' sum over an interval, starts at one,
-# and η at a tenth at most.
-MUON_STEP = 1.0
+# and η at a tenth at most. Twice that is the largest: steps of eight, which open gates would make in an interval of
+# eight, destroy more than they write (docs/findings.md).
+MUON_STEP, LARGEST_MUON_STEP = 1.0, 2.0
 # Window: a token's own gradient counts fully, older ones little, since each was already written when it was new.
 WINDOW = (0.9, 0.1)
 # Under Muon γ alone says how strongly a token is written. Half open, it is still below the floor of Newton–Schulz,
@@ -72,9 +73,16 @@ class TokenGates(nn.Module):
         gates = {name: value if name == "window" else value[..., 0] for name, value in values.items()}
         if "momentum" in gates:
             gates["momentum"] = gates["momentum"] * self.spec.largest_momentum
+        if "step" in gates:
+            gates["step"] = gates["step"] * largest_step(self.spec)
         if self.spec.tie_retention:  # forget in proportion to what is written: where η = 0, α = 1
             gates["retention"] = 1 - gates["step"] * (1 - gates["retention"])
         return Gates(**gates)
+
+
+def largest_step(spec: MemorySpec) -> float:
+    """η of a gate that is open."""
+    return min(1.0, LARGEST_MUON_STEP / spec.interval) if spec.optimizer == "muon" else 1.0
 
 
 def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
@@ -89,7 +97,7 @@ def _starting_values(spec: MemorySpec, heads: int) -> dict[str, Tensor]:
         values["momentum"] = torch.full((heads, 1), momentum, dtype=torch.float64)
     if spec.step == "learned":
         steps = {"gd": STEP, "momentum": MOMENTUM_STEP, "muon": min(STEP, MUON_STEP / spec.interval)}
-        step = steps[spec.optimizer]
+        step = steps[spec.optimizer] / largest_step(spec)
         values["step"] = torch.full((heads, 1), step, dtype=torch.float64)
     if spec.window > 1:
         own, older = MUON_WINDOW if spec.optimizer == "muon" else WINDOW
