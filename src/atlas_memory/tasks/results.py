@@ -118,7 +118,7 @@ class Report:
             Column("task", no_wrap=True),
             *(Column(name, overflow="fold") for name in ("length", *extra, *numbers)),
             title=escape(f"{self.name}: {self.model}"),
-            caption=f"low–high: {CONFIDENCE:.0%} interval, per cent; own: the model's tokens; at most {memory:,.0f} MB of memory",
+            caption=f"low–high: {CONFIDENCE:.0%} interval; own: tokens of the model; up to {memory:,.0f} MB of memory",
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
